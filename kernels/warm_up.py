@@ -2,7 +2,8 @@
 
 A Triton kernel is compiled for the widths that a run has, for its optimizer and its options; row
 counts, strides and addresses may change. Matrices must begin at multiples of 16 bytes, and have row
-strides that are such multiples: else kernels for shorter pieces are compiled when they come.
+strides that are such multiples, as all have that a run keeps on a GPU if rows are of a multiple of
+four floats: else kernels for shorter pieces are compiled.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from ecrm.kernels.records import (
 )
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import sparse_update, state_widths
-from ecrm.kernels.unit_order import unique_by_unit
 
 __all__ = ["Shapes", "warm_up"]
 
@@ -38,32 +38,26 @@ class Shapes:
         dimension: Floats of a row, D.
         optimizer: One of `ecrm.kernels.sparse_update.OPTIMIZERS`.
         l2: Whether there is weight decay that is added to gradients.
-        lost: Units of a stripe that may be lost at once, m.
         features: Embedding rows of a sample, F. None: there is no dot interaction.
     """
 
     dimension: int
     optimizer: str
     l2: bool = False
-    lost: int = 1
     features: int | None = None
 
     @property
-    def state(self) -> int:
-        """Floats of optimizer state."""
-        return sum(state_widths(self.optimizer, self.dimension))
-
-    @property
     def stride(self) -> int:
-        """Floats from one record to the next: row, state and mark, up to a multiple of 16 bytes."""
-        return -(-(self.dimension + self.state + 1) // 4) * 4
+        """Floats of a record: row, state, zeros up to a multiple of 16 bytes, and mark."""
+        state = sum(state_widths(self.optimizer, self.dimension))
+        return -(-(self.dimension + state + 1) // 4) * 4
 
     def parts(self, records: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
         """Rows, optimizer state and marks, as views of float32 [R, stride]."""
         widths = (self.dimension, *state_widths(self.optimizer, self.dimension))
         cuts = [0, *accumulate(widths)]
         rows, *state = (records[:, first:end] for first, end in pairwise(cuts))
-        return rows, state, records[:, cuts[-1]]
+        return rows, state, records[:, -1]
 
 
 def warm_up(shapes: Shapes, device: torch.device | str, backend: str = "auto") -> None:
@@ -75,27 +69,23 @@ def warm_up(shapes: Shapes, device: torch.device | str, backend: str = "auto") -
     rows = torch.arange(2, device=device)
     _warm_storage(shapes, rows, backend)
     _warm_protection(shapes, rows, backend)
+    _warm_sums(shapes, rows, backend)
     if shapes.features is not None:
         _warm_model(shapes, shapes.features, rows, backend)
 
 
 def _warm_storage(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
+    """Lookups, and updates with and without a delta; a log gets the delta of the former."""
     records, sums, values = (
         torch.zeros(2, width, device=rows.device)
         for width in (shapes.stride, shapes.stride, shapes.dimension)
     )
     weights, state, marks = shapes.parts(records)
-    hash_uniform(1, rows, rows, shapes.dimension, torch.ones_like(marks), backend)
-    for target in (weights, values):
-        begin_rows(target, marks, rows, 1, rows, rows, torch.ones_like(marks), backend)
-    gather_records(weights, (), rows, backend)
-    unique_by_unit(rows, 1, backend)
-    seen = torch.zeros(2, dtype=torch.uint8, device=rows.device)
-    for picked in (None, rows):
-        for unique in (True, False):
-            scatter_add(sums, rows, values, backend, seen, picked, unique)
-    changed = 4 * (shapes.dimension + shapes.state + 1)
-    for delta in (None, sums.view(torch.uint8)[:, :changed]):
+    bounds = torch.ones(2, device=rows.device)
+    hash_uniform(1, rows, rows, shapes.dimension, bounds, backend)
+    begin_rows(values, marks, rows, 1, rows, rows, bounds, backend)
+    scatter_records(values, (), rows, values.view(torch.uint8), backend)
+    for with_delta in (False, True):
         sparse_update(
             weights,
             state,
@@ -104,19 +94,20 @@ def _warm_storage(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
             shapes.optimizer,
             lr=0.0,
             weight_decay=0.5 if shapes.l2 else 0.0,
-            delta=delta,
-            marks=marks,
+            delta=sums.view(torch.uint8) if with_delta else None,
+            marks=marks if with_delta else None,
             backend=backend,
         )
 
 
 def _warm_protection(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
+    """Whole records, and what follows the rows in them."""
     matrix = torch.zeros(2, shapes.stride, device=rows.device)
     records = matrix.view(torch.uint8)
+    gather_records(matrix[:, shapes.dimension :], (), rows, backend)
     delta = gather_records(matrix, (), rows, backend)
+    scatter_records(matrix, (), rows, delta, backend)
     xor_records(matrix, (), rows, delta, backend)
-    for picked in (None, rows):
-        scatter_records(matrix, (), rows, delta, backend, picked)
     log = RecordLog(
         torch.zeros(4, dtype=torch.int64, device=rows.device),
         torch.zeros(4, 4 * shapes.stride, dtype=torch.uint8, device=rows.device),
@@ -126,8 +117,20 @@ def _warm_protection(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
     merge_records(log, rows, delta, backend)
     for coefficient in (1, 2):
         parity_apply(records, rows, coefficient, delta, backend, unique=True)
-    for wanted in range(1, min(shapes.lost, 4) + 1):
-        decode([records, delta], torch.ones(wanted, 2, dtype=torch.uint8), backend)
+    decode([records, delta], torch.ones(1, 2, dtype=torch.uint8), backend)
+
+
+def _warm_sums(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
+    """Sums of gradients: of slots, where rows lie, and of samples, where the model is trained."""
+    values, wide = (
+        torch.zeros(2, width, device=rows.device) for width in (shapes.dimension, shapes.stride)
+    )
+    seen = torch.zeros(2, dtype=torch.uint8, device=rows.device)
+    for sums in (values, wide):
+        scatter_add(sums, rows, values.clone(), backend, seen, unique=True)
+    scatter_add(values, rows, values.clone(), backend)
+    for picked in (None, rows):
+        scatter_add(values, rows, values.clone(), backend, seen, picked)
 
 
 def _warm_model(shapes: Shapes, features: int, rows: torch.Tensor, backend: str) -> None:

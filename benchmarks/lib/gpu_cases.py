@@ -155,8 +155,8 @@ def _update(
             torch.zeros(sizes.height, shapes.stride, device=device)
         )
         sums = torch.zeros(n, shapes.stride, device=device)
-        given, changed = sums[:, :dim], record_bytes(weights, state) + 4
-        delta = sums.view(torch.uint8)[:, :changed]
+        given, changed = sums[:, :dim], 4 * shapes.stride
+        delta = sums.view(torch.uint8)
 
         def prepare() -> None:
             given.copy_(gradients)  # they have just been summed, as in a step

@@ -355,7 +355,7 @@ class Checkpoints:
             identity=self._identity,
             base=None if base is None else {"step": base.step, "checksum": base.checksum},
             chain=0 if base is None else base.chain + 1,
-            record_bytes=list(engine.state.record_bytes),
+            record_bytes=list(engine.state.stores.kept_bytes),
             space_rows=[space.rows for space in engine.state.spaces],
             files=[entry for entries, _, _ in said.values() for entry in entries],
             dense=part.dense_shapes if reports else [],

@@ -176,7 +176,7 @@ def _other_spaces(
     if manifest.space_rows != rows:
         return f"its row spaces have {manifest.space_rows} rows, those of these tables {rows}"
     for (_, space), here in sorted(hosted.items()):
-        said, wide = manifest.record_bytes[space], here.store.record_bytes
+        said, wide = manifest.record_bytes[space], here.store.kept_bytes
         if said != wide:
             return f"its records of row space {space} have {said} bytes, with this optimizer {wide}"
     return ""

@@ -169,7 +169,7 @@ def _windows(
             out = None
             if buffers is not None:
                 buffer = buffers.setdefault(
-                    first, ReusableBuffer(hosted.store.record_bytes // 4, lazy_zeros)
+                    first, ReusableBuffer(hosted.store.kept_bytes // 4, lazy_zeros)
                 )
                 out = buffer.of(local.numel()).view(torch.uint8)
             yield (

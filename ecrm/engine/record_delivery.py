@@ -42,7 +42,7 @@ def place(
 ) -> dict[ShardSpace, Deltas]:
     """Write what was addressed to shards hosted here; returns the changes, for parity.
 
-    A row comes once at most.
+    A row comes once at most. Records may be those of a store or of a checkpoint.
 
     Where a run `begins` with the rows of another, only their values are taken.
     """
@@ -52,8 +52,7 @@ def place(
             shard, space = head
             store = hosted[shard, space].store
             records = flat.view(local.numel(), -1).to(store.device)
-            if begins:
-                records = store.begun(records)
+            records = store.begun(records) if begins else store.with_padding(records)
             deltas.setdefault((shard, space), []).append(
                 (local, store.read(local).bitwise_xor_(records))
             )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.allocate import Allocate, ZerosOn, lazy_zeros
 from ecrm.placement.sparse_optimizer import SparseRate
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace, Table, row_spaces
@@ -40,9 +40,9 @@ class _InitialOfShard:
 class ShardStores:
     """Makes shards.
 
-    `spaces` are their row spaces, `record_bytes` is the size of a record of each. `allocate` gives
-    the memory of rows, `allocate_shared` that of rows looked up and of deltas. `rate` is a factor
-    on the learning rate of all rows by step.
+    `spaces` are their row spaces, `record_bytes` is the size of a record of each, `kept_bytes` that
+    of one in a checkpoint. `allocate` gives the memory of rows, `allocate_shared` that of rows
+    looked up and of deltas. `rate` is a factor on the learning rate of all rows by step.
     """
 
     def __init__(
@@ -63,9 +63,10 @@ class ShardStores:
         )
         self._initial = [InitialRows(space, seed) for space in self.spaces]
         # Making a store now lets a spare load what it would otherwise load when it takes over.
-        self.record_bytes = tuple(
-            self._store(space, 1, torch.empty_like).record_bytes for space in self.spaces
-        )
+        of_one = allocate if isinstance(allocate, ZerosOn) else None
+        alone = [self._store(space, 1, torch.empty_like, of_one) for space in self.spaces]
+        self.record_bytes = tuple(store.record_bytes for store in alone)
+        self.kept_bytes = tuple(store.kept_bytes for store in alone)
 
     def initial(self, space: int, rows: Tensor) -> Tensor:
         """Values of rows of a space, int64 [U], before any update, float32 [U, dim]."""

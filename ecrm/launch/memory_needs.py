@@ -35,6 +35,8 @@ STATE_FLOATS: dict[str, Callable[[int], tuple[int, ...]]] = {
 }
 """Floats of optimizer state of a row, in each array of it."""
 MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
+GPU_VECTOR = 16
+"""Bytes: a record on a GPU takes a multiple of them."""
 NOTES_BYTES = 2_000_000
 """Notes of steps beside a dense state at most: 5 bytes for each of 262,144 samples, and losses."""
 MB = 1e6
@@ -93,6 +95,8 @@ class Needs:
             read_manifest(Path(config.data.path))["tables"], config.model.max_rows_per_table
         )
         record = 4 * (dim + sum(STATE_FLOATS[train.sparse_optimizer](dim)) + 1)
+        if config.storage.device == "cuda":
+            record = -(-record // GPU_VECTOR) * GPU_VECTOR
         k, m = _stripes(config)
         periods = -(-sum(tables.values()) // (k * cluster.servers))
         rows, parity = periods * k * record, periods * m * record

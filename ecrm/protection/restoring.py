@@ -86,7 +86,8 @@ class Restoring:
             space, local, records = self._rest
             now, self._rest = local[:budget], (space, local[budget:], records[budget:])
             hosted, some = self._hosted[space], records[:budget]
-            hosted.restore(now, hosted.store.begun(some) if self.reader.begins else some)
+            as_here = hosted.store.begun if self.reader.begins else hosted.store.with_padding
+            hosted.restore(now, as_here(some))
             budget -= now.numel()
 
     def _next_piece(self) -> bool:

@@ -116,9 +116,7 @@ def _warm_up(transport: Transport, config: Config, engine: Engine, features: int
         if transport.rank == transport.live[0]:
             say(line)
 
-    state = engine.state
-    lost = state.protection.shape.m
-    warm_up_kernels(transport, config, state.spaces, lost, features, say_on_first)
+    warm_up_kernels(transport, config, engine.state.spaces, features, say_on_first)
 
 
 def _reporter(run: ClaimedRun, cluster: Cluster, remedy: str) -> Reporter:

@@ -19,14 +19,13 @@ def warm_up_kernels(
     transport: Transport,
     config: Config,
     spaces: Iterable[RowSpace],
-    lost: int,
     features: int | None,
     say_on_first: Callable[[str], None],
 ) -> None:
     """Collective: compile what the run needs on this rank's GPU, and say how long it took.
 
-    `lost` is how many shards may be lost at once. `features` is how many embeddings of a sample the
-    built-in model multiplies on the GPU, None for none. A rank without a GPU has nothing to do.
+    `features` is how many embeddings of a sample the built-in model multiplies on the GPU, None for
+    none. A rank without a GPU has nothing to do.
     """
     devices = [device_of(config, name) for name in DEVICES]
     used = [device for device in devices if device.type == "cuda"]
@@ -34,9 +33,8 @@ def warm_up_kernels(
     seconds = None
     if used and not interpreted:
         began = time.monotonic()
-        shapes = {_shapes(config, space, lost, features) for space in spaces}
-        for shape in sorted(shapes, key=str):
-            warm_up(shape, used[0])
+        for shapes in shapes_of(spaces, config.train.sparse_optimizer, features):
+            warm_up(shapes, used[0])
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         seconds = time.monotonic() - began
@@ -45,9 +43,11 @@ def warm_up_kernels(
         say_on_first(f"kernels of the GPU are ready after {max(took):.1f} s")
 
 
-def _shapes(config: Config, space: RowSpace, lost: int, features: int | None) -> Shapes:
-    optimizer = space.optimizer
-    if optimizer is None:
-        return Shapes(space.dim, config.train.sparse_optimizer, False, lost, features)
-    l2 = optimizer.weight_decay > 0 and not optimizer.decoupled
-    return Shapes(space.dim, optimizer.name, l2, lost, features)
+def shapes_of(spaces: Iterable[RowSpace], optimizer: str, features: int | None) -> list[Shapes]:
+    """The different shapes of row spaces; `optimizer` is that of spaces without their own."""
+    found = set()
+    for space in spaces:
+        own = space.optimizer
+        l2 = own is not None and own.weight_decay > 0 and not own.decoupled
+        found.add(Shapes(space.dim, own.name if own is not None else optimizer, l2, features))
+    return sorted(found, key=str)

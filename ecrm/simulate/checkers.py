@@ -14,6 +14,7 @@ from ecrm.protection.replicate import Held, ReplicateProtection
 from ecrm.simulate.oracle import Truth
 from ecrm.simulate.promise import Circle, Violation
 from ecrm.simulate.role_checks import Roles
+from ecrm.storage.base import without_padding
 from ecrm.storage.hosted import HostedShard, ShardSpace
 
 
@@ -182,7 +183,8 @@ class Checkers:
                     torch.from_numpy(stripes.reshape(-1))[local]
                 ]
                 self.parity_rows += local.numel()
-                if not torch.equal(expected, parity.read(local).cpu()):
+                held = without_padding(parity.read(local).cpu(), expected.shape[1])
+                if not torch.equal(expected, held):
                     raise Violation(
                         f"rank {rank} commit {step}: "
                         f"parity {t} on shard {shard} is not that of the data"
@@ -244,8 +246,10 @@ def check_held(rank: int, engine: Engine, truth: Truth, step: int) -> None:
     """The copies that a rank holds as a trainer are the rows as of the commit."""
     for (shard, space), copies in _newest_held(engine).items():
         for copy in copies:
-            rows = engine.state.layouts[space].rows_of(shard, copy.rows)
-            if not torch.equal(copy.records, truth.records[step][space][rows]):
+            expected = truth.records[step][space][
+                engine.state.layouts[space].rows_of(shard, copy.rows)
+            ]
+            if not torch.equal(without_padding(copy.records, expected.shape[1]), expected):
                 raise Violation(
                     f"rank {rank} commit {step}: "
                     f"a trainer's copy of rows of shard {shard} is not the oracle's"
@@ -287,7 +291,7 @@ def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None
                 host = view.shards[holder]
                 backups = _parity(engines[host])[holder, space]
                 backup = backups.read(layout.local_of_unit(stripes, 1 + link)).cpu()
-                current = (backup == expected).all(dim=1)
+                current = (without_padding(backup, expected.shape[1]) == expected).all(dim=1)
                 domains[view.domains[host]] |= current
                 everywhere &= current
             for rank, other in engines.items():

@@ -21,6 +21,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
 
 _VECTOR = 4
 """Floats that a GPU loads at once, if they begin at a multiple of as many."""
+_MARK_BYTES = 4
 
 
 @runtime_checkable
@@ -42,10 +43,11 @@ class Store(ABC):
     gives a factor on the learning rate by step.
 
     All lies on one `device`: that of the memory. On the CPU each part of all records lies together.
-    With memory of `ZerosOn` each record does, in rows that begin at multiples of 16 bytes: on a
-    GPU, and on the CPU where other ranks have their rows on one. `memory` is the tensors that hold
-    it all. Values, gradients and records are given and returned there. Only row numbers,
-    and what is said of rows, are always on the CPU.
+    With memory of `ZerosOn` each record does, with zeros before its mark, so that it has a multiple
+    of 16 bytes: on a GPU, and on the CPU where other ranks have their rows on one. It travels with
+    these zeros, and checkpoints keep it without: `kept_bytes` then. `memory` is the tensors that
+    hold it all. Values, gradients and records are given and returned there. Only row numbers, and
+    what is said of rows, are always on the CPU.
 
     Arguments named `rows` are int64 local row numbers, unique where something is written; R is how
     many, B is `record_bytes`. `step` is the run's step that an update is of, from 0. Ranges are not
@@ -69,10 +71,11 @@ class Store(ABC):
             self._touched = allocate(rows)
             self.memory = self._parts = (self.weights, *self.state, self._touched)
         else:
-            widths = [dim, *(shape[1] if len(shape) > 1 else 1 for shape in shapes), 1]
-            matrix = allocate(rows, -(-sum(widths) // _VECTOR) * _VECTOR)
-            self.memory, self._parts = (matrix,), (matrix[:, : sum(widths)],)
-            self.weights, *state, touched = self._parts[0].split(widths, dim=1)
+            widths = [dim, *(shape[1] if len(shape) > 1 else 1 for shape in shapes)]
+            padding = -(sum(widths) + 1) % _VECTOR
+            matrix = allocate(rows, sum(widths) + padding + 1)
+            self.memory = self._parts = (matrix,)
+            self.weights, *state, _, touched = matrix.split([*widths, padding, 1], dim=1)
             self.state = tuple(part.view(-1, *shape[1:]) for part, shape in zip(state, shapes))
             self._touched = touched.squeeze(1)
         self._initial, self._optimizer, self._rate = initial, optimizer, rate
@@ -95,6 +98,11 @@ class Store(ABC):
 
     @property
     def record_bytes(self) -> int:
+        return sum(part[:1].nbytes for part in self._parts)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of a record without padding."""
         return sum(part[:1].nbytes for part in (self.weights, *self.state, self._touched))
 
     @property
@@ -132,15 +140,17 @@ class Store(ABC):
         return gather_records(first, others, self._here(rows), out=out)
 
     def read_to_host(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """`read`, to memory of the CPU."""
+        """Records on the CPU, without padding: uint8 [R, `kept_bytes`]."""
         if len(self._parts) > 1:
             return self.read(rows, out)
-        records = self.read(rows)
+        records = without_padding(self.read(rows), self.kept_bytes)
         return records.cpu() if out is None else out.copy_(records)
 
     def read_tail(self, rows: Tensor) -> Tensor:
         """What follows the rows in their records, uint8 [R, B - 4 dim]."""
         first, *others = (*self.state, self._touched)
+        if len(self._parts) == 1:
+            first, others = self._parts[0][:, self.dim :], []
         first = first if first.dim() > 1 else first.unsqueeze(1)
         return gather_records(first, others, self._here(rows))
 
@@ -157,6 +167,14 @@ class Store(ABC):
         """Overwrite records, uint8 [R, B]."""
         first, *others = self._parts
         scatter_records(first, others, self._here(rows), records)
+
+    def with_padding(self, records: Tensor) -> Tensor:
+        """Records as they lie here, uint8 [R, B], from such or from kept ones, on any device."""
+        gap = self.record_bytes - records.shape[1]
+        if not gap:
+            return records
+        zeros = records.new_zeros(len(records), gap)
+        return torch.cat([records[:, :-_MARK_BYTES], zeros, records[:, -_MARK_BYTES:]], dim=1)
 
     def begun(self, records: Tensor) -> Tensor:
         """Records, uint8 [R, B], with the values of `records` and fresh optimizer state.
@@ -284,6 +302,14 @@ class Store(ABC):
         scatter_records(self.weights, (), rows[fresh], values.view(torch.uint8))
         self._touched[rows[fresh]] = 1.0
         return fresh, values
+
+
+def without_padding(records: Tensor, kept_bytes: int) -> Tensor:
+    """Records of any store, uint8 [R, B], as they are kept: uint8 [R, `kept_bytes`]."""
+    if records.shape[1] == kept_bytes:
+        return records
+    values = records[:, : kept_bytes - _MARK_BYTES]
+    return torch.cat([values, records[:, -_MARK_BYTES:]], dim=1)
 
 
 def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], ...]:

@@ -136,7 +136,9 @@ def sparse_update(
         marks: float32 [R], changed; elements may be apart. 0 for a row that is updated for the
             first time, else 1. The delta takes the old bits of its weights for zeros: its record
             was zeros, whatever `begin_rows` has put there. Marks of all `rows` become 1. A record
-            then has the mark last, four bytes more. None: nothing is marked.
+            then has the mark last, four bytes more. A wider delta or log has it last, too: what
+            lies before it, beyond the state, is left as it is in a delta, and zeros in a log.
+            None: nothing is marked.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
     """
@@ -154,7 +156,8 @@ def sparse_update(
         changed += marks.element_size()
     if delta is not None:
         check.matrix("delta", delta, (torch.uint8,), written=True)
-        check.shape("delta", delta, (rows.shape[0], changed))
+        padded = marks is not None and delta.shape[1] > changed
+        check.shape("delta", delta, (rows.shape[0], delta.shape[1] if padded else changed))
     if log is not None:
         log.check_room(rows)
         if delta is not None:
@@ -182,7 +185,7 @@ def sparse_update(
         fresh = (marks[rows] == 0).nonzero().squeeze(1)
         some = None if delta is None else delta[:, :-4]
         _update_on_cpu(weights, states, rows, gradients, optimizer, hyper, some, log)
-        _mark(weights, rows, fresh, marks, changed, delta, log)
+        _mark(weights, rows, fresh, marks, delta, log)
         return
     if chosen == "triton":
         from ecrm.kernels.sparse_update.triton import update
@@ -199,7 +202,7 @@ def sparse_update(
         gradients,
         optimizer,
         hyper,
-        records[:, :changed],
+        records if marks is not None else records[:, :changed],
         marks,
     )
     merge_records(log, rows, records, backend=chosen)
@@ -210,11 +213,10 @@ def _mark(
     rows: torch.Tensor,
     fresh: torch.Tensor,
     marks: torch.Tensor,
-    changed: int,
     delta: torch.Tensor | None,
     log: RecordLog | None,
 ) -> None:
-    """Mark rows; deltas of those at the places `fresh`, of `changed` bytes, become their records.
+    """Mark rows; deltas of those at the places `fresh` become their records.
 
     With what `_update_on_cpu` wrote: the bits of states, which were zeros.
     """
@@ -228,7 +230,7 @@ def _mark(
         return
     now = weights[rows[fresh]].view(torch.uint8)
     records[places, : now.shape[1]] = now
-    records[places, changed - 4 : changed] = torch.ones(1).view(torch.uint8)
+    records[places, -4:] = torch.ones(1).view(torch.uint8)
 
 
 def _update_on_cpu(

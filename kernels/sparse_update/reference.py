@@ -28,10 +28,11 @@ def update(
         part[rows] = value.to(part.dtype)
     if delta is not None:
         if marks is not None:
-            old[0][marks[rows] == 0] = 0.0
-            parts, old = [*parts, torch.ones_like(marks)[:, None]], [*old, marks[rows, None]]
-        changed = [_bits(before) ^ _bits(part[rows]) for before, part in zip(old, parts)]
-        delta[:] = torch.cat(changed, dim=1)
+            began = marks[rows] == 0
+            old[0][began] = 0.0
+            delta[:, -4:] = _bits(began.float()[:, None])
+        changed = torch.cat([_bits(was) ^ _bits(part[rows]) for was, part in zip(old, parts)], 1)
+        delta[:, : changed.shape[1]] = changed
     if marks is not None:
         marks[rows] = 1.0
 

@@ -259,20 +259,22 @@ def update(
     delta: Tensor | None,
     marks: Tensor | None,
 ) -> None:
-    parts = [weights, *states] + ([] if marks is None else [marks[:, None]])
-    changes = parts if delta is None else _change_views(parts, delta)
+    parts = [weights, *states]
     marked: list[Any] = [rows, 0, rows, 0]
-    if marks is not None:
-        *parts, mark = parts
-        *changes, mark_change = changes
-        marked = [mark, mark.stride(0), mark_change, mark_change.stride(0)]
-    told = {"WITH_DELTA": delta is not None, "WITH_MARKS": delta is not None and marks is not None}
+    changes = parts if delta is None else _change_views(parts, delta)
+    changes_of_marks: list[Tensor] = []
+    if marks is not None and delta is not None:
+        changes_of_marks = _change_views([marks[:, None]], delta[:, -4:])
+        change = changes_of_marks[0]
+        marked = [marks, marks.stride(0), change, change.stride(0)]
+    told = {"WITH_DELTA": delta is not None, "WITH_MARKS": bool(changes_of_marks)}
     if optimizer == "rowwise_adagrad":
         _run_rows(parts, rows, gradients, hyper, changes, marked, told)
     else:
         _run_elements(parts, rows, gradients, optimizer, hyper, changes, marked, told)
     if delta is not None:
-        _copy_back(changes if marks is None else [*changes, mark_change], delta)
+        _copy_back(changes, delta)
+        _copy_back(changes_of_marks, delta[:, -4:])
     if marks is not None:
         marks.index_fill_(0, rows, 1.0)
 

@@ -27,6 +27,7 @@ from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.engine.record_delivery import place
 from ecrm.engine.shard_stores import ShardStores
 from ecrm.errors import DataError, Unrecoverable
+from ecrm.kernels import dispatch
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table
@@ -518,6 +519,27 @@ def test_checkpoints_come_when_they_should_and_are_kept_as_asked(tmp_path, kind,
     )
     sizes = {event["step"]: event["rows"] for event in run.of("checkpoint")}
     assert kind == "full" or sizes[11] < sizes[8]
+
+
+def test_checkpoints_are_the_same_on_a_gpu_and_serve_both(tmp_path):
+    """Records there have zeros in them that are not written."""
+    on_cpu = Workload(steps=5)
+    jobs = {"cpu": on_cpu, "gpu": replace(on_cpu, rows_on="imitated")}
+    half, truth = truth_of(replace(on_cpu, steps=3)), truth_of(on_cpu)
+    with dispatch.used_on_gpu("reference"):
+        for name, workload in jobs.items():
+            policy = CheckpointPolicy(steps=3, every_steps=3)
+            Run(replace(workload, steps=3), tmp_path / name, policy, half)
+        cpu, gpu = (
+            {file.name: file.read_bytes() for file in (tmp_path / name / name_of(3)).iterdir()}
+            for name in jobs
+        )
+        assert len(cpu) > 4 and cpu == gpu
+        for name, other in (("cpu", "gpu"), ("gpu", "cpu")):
+            policy = CheckpointPolicy(steps=5, every_steps=100)
+            on = tmp_path / f"from {other}"
+            run = Run(jobs[name], on, policy, truth, resume=tmp_path / other)
+            assert not run.errors and run.tables == [truth.tables], name
 
 
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(tmp_path):

@@ -74,7 +74,9 @@ def test_parity_apply_knows_all_65536_products():
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("k, m, n, width", [(4, 2, 3, 68), (3, 1, 2, 5), (4, 4, 1, 16)])
+@pytest.mark.parametrize(
+    "k, m, n, width", [(4, 2, 3, 68), (3, 1, 2, 5), (4, 4, 1, 16), (2, 6, 2, 16)]
+)
 def test_decode(k, m, n, width):
     code = ReedSolomon(k, m)
     data = random_bytes(k, n, width)
@@ -196,9 +198,10 @@ def test_the_delta_of_sparse_update_may_take_the_place_of_the_gradients(optimize
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("wanted", ["delta", "log", None])
+@pytest.mark.parametrize("wanted", ["delta", "log", "padded delta", "padded log", None])
 def test_deltas_of_rows_that_begin_are_their_records(optimizer, dtype, wanted):
-    """`marks` tell which begin, and are the last four bytes of a record."""
+    """`marks` tell which begin, and are the last four bytes of a record, with padding before."""
+    padding = 12 if wanted is not None and "padded" in wanted else 0
     results = []
     for backend in ("reference", "cpu", "triton"):
         if backend == "cpu" and DEVICE == "cuda":
@@ -214,8 +217,10 @@ def test_deltas_of_rows_that_begin_are_their_records(optimizer, dtype, wanted):
             part[records[:, -1] == 0] = 0.0
         state, marks = [part.to(DEVICE) for part in state], records.to(DEVICE)[:, -1]
         rows, gradients = torch.tensor([6, 1, 0, 4, 3]), torch.randn(5, 4, generator=random)
-        width = record_bytes(weights, state) + 4
-        delta = random_bytes(5, width) if wanted == "delta" else None
+        used = record_bytes(weights, state)
+        width = used + padding + 4
+        delta = random_bytes(5, width) if wanted is not None and "delta" in wanted else None
+        between = random_bytes(5, width)[:, used:-4] if delta is not None else 0
         log = RecordLog(
             torch.zeros(7, dtype=torch.int64).to(DEVICE),
             torch.zeros(7, width, dtype=torch.uint8).to(DEVICE),
@@ -230,7 +235,7 @@ def test_deltas_of_rows_that_begin_are_their_records(optimizer, dtype, wanted):
             optimizer,
             lr=0.05,
             delta=delta,
-            log=log if wanted == "log" else None,
+            log=log if wanted is not None and "log" in wanted else None,
             marks=marks,
             backend=backend,
         )
@@ -238,7 +243,8 @@ def test_deltas_of_rows_that_begin_are_their_records(optimizer, dtype, wanted):
         if wanted is not None:
             now = gather_records(weights, state, rows.to(DEVICE), backend="reference")
             found = log.records[:5] if delta is None else delta
-            assert torch.equal(found[[0, 2, 3], :-4], now[[0, 2, 3]])
+            assert torch.equal(found[[0, 2, 3], :used], now[[0, 2, 3]])
+            assert (found[:, used:-4] == between).all()
             last = found[:, -4:].contiguous().view(torch.float32).flatten()
             assert last.tolist() == [1, 0, 1, 1, 0]
         results.append([weights, *state, log.records] + ([] if delta is None else [delta]))
@@ -421,6 +427,6 @@ def test_the_warm_up_calls_every_operation(monkeypatch):
     monkeypatch.setattr(dispatch, "_taken", {})
     warm_up(Shapes(dimension=4, optimizer="adam", features=1), DEVICE, "triton")
     operations = {"parity_apply", "sparse_update", "decode", "scatter_add", "dot_interaction"}
-    operations |= {"hash_uniform", "begin_rows", "unique_by_unit", "merge_records"}
+    operations |= {"hash_uniform", "begin_rows", "merge_records"}
     operations |= {f"{name}_records" for name in ("gather", "scatter", "xor")}
     assert dispatch.taken() == dict.fromkeys(operations, "triton")

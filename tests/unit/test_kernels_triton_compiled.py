@@ -25,7 +25,7 @@ def told() -> dict[str, dict]:
         [sys.executable, program],
         capture_output=True,
         text=True,
-        env=environment | {"PYTHONPATH": str(TESTS)},
+        env=environment | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))},
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -228,13 +228,29 @@ def test_rows_on_gpus_are_counted_there_and_copies_of_what_they_send_here(tmp_pa
     data = [f"data.path={dataset(tmp_path / 'data', table_rows=300)}", "cluster.servers=4"]
     on_cpu = Needs(load_config("tiny", data), 20)
     needs = Needs(load_config("tiny", [*data, *ON_GPU]), 20)
-    assert needs.server_on_gpu.rows == on_cpu.server.rows > 0
-    assert needs.server_on_gpu.parity == on_cpu.server.parity > 0
+    # records of 10 floats take 12 on a GPU
+    assert 5 * needs.server_on_gpu.rows == 6 * on_cpu.server.rows > 0
+    assert 5 * needs.server_on_gpu.parity == 6 * on_cpu.server.parity > 0
     assert needs.server_on_gpu.undo > on_cpu.server.undo > 0
     assert needs.server.rows == needs.server.parity == needs.server.undo == 0
     assert needs.server.staging > 0 and needs.most < on_cpu.most
     imitated = [*data, *ON_GPU, "testing.imitated_gpu=true"]
-    assert Needs(load_config("tiny", imitated), 20).server == on_cpu.server
+    server = Needs(load_config("tiny", imitated), 20).server
+    assert (server.rows, server.parity) == (needs.server_on_gpu.rows, needs.server_on_gpu.parity)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
+def test_records_on_a_gpu_are_as_large_as_is_said(tmp_path, optimizer):
+    sets = [f"data.path={dataset(tmp_path / 'data')}", f"train.sparse_optimizer={optimizer}"]
+    sets.append("cluster.servers=4")
+    need = Needs(load_config("tiny", [*sets, *ON_GPU]), 20).server_on_gpu
+    with imitated_gpu() as device:
+        own = SparseOptimizer(optimizer, 0.1)
+        store = NativeStore(1, 8, own, lambda rows: rows, ZerosOn(device))
+    rows, rest = divmod(need.rows, store.record_bytes)
+    assert rows > 0 and not rest and store.memory_bytes == store.record_bytes
+    on_cpu = Needs(load_config("tiny", sets), 20).server.rows
+    assert rows == on_cpu // store.kept_bytes
 
 
 @pytest.mark.parametrize("interval", [1, 3])

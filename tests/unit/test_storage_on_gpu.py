@@ -11,7 +11,7 @@ from ecrm.kernels import dispatch
 from ecrm.placement.initial_values import Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.storage.base import NativeStore
+from ecrm.storage.base import NativeStore, without_padding
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial_rows import InitialRows
 
@@ -62,8 +62,13 @@ def used(hosted, device):
 
 
 def left(hosted, device, found):
-    deltas = [record for _, records in hosted.deltas_since_commit() for record in records.cpu()]
-    return [*(part.cpu() for part in found), hosted.store.read(torch.arange(ROWS)).cpu(), *deltas]
+    store = hosted.store
+    deltas = [
+        record
+        for _, records in hosted.deltas_since_commit()
+        for record in without_padding(records.cpu(), store.kept_bytes)
+    ]
+    return [*(part.cpu() for part in found), store.read_to_host(torch.arange(ROWS)), *deltas]
 
 
 @pytest.mark.parametrize("initial", [None, Uniform(-0.1, 0.4)])
@@ -119,13 +124,15 @@ def test_a_record_on_a_gpu_lies_in_one_row_that_begins_at_16_bytes(optimizer, gp
     with gpu.used("auto") as device:
         store = shard(optimizer, None, ZerosOn(device)).store
         (matrix,) = store.memory
-        assert matrix.stride(0) % 4 == 0 and matrix.stride(0) - store.record_bytes // 4 < 4
-        rows = torch.tensor([3])
-        store.write(rows, torch.full((1, store.record_bytes), 7, dtype=torch.uint8).to(device))
-        words = matrix.cpu().view(torch.int32)
-        used = store.record_bytes // 4
-        assert (words[3, :used] == 0x07070707).all() and not words[3, used:].any()
+        assert 4 * matrix.stride(0) == store.record_bytes
+        assert store.record_bytes % 16 == 0 and 0 <= store.record_bytes - store.kept_bytes < 16
+        rows, kept = torch.tensor([3]), torch.full((1, store.kept_bytes), 7, dtype=torch.uint8)
+        store.write(rows, store.with_padding(kept.to(device)))
+        words, beside_zeros = matrix.cpu().view(torch.int32), store.kept_bytes // 4 - 1
+        assert (words[3, :beside_zeros] == 0x07070707).all() and words[3, -1] == 0x07070707
+        assert not words[3, beside_zeros:-1].any()
         assert not words[2].any() and not words[4].any()
+        assert torch.equal(store.read_to_host(rows), kept)
         assert store.weights.cpu().view(torch.int32).sum() == DIM * 0x07070707
         assert store.last_bytes(slice(2, 5)).cpu().tolist() == [0, 7, 0]
         assert store.last_bytes(slice(3, 4)).cpu().tolist() == [7]
