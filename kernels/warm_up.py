@@ -84,7 +84,7 @@ def _warm_storage(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
     bounds = torch.ones(2, device=rows.device)
     hash_uniform(1, rows, rows, shapes.dimension, bounds, backend)
     begin_rows(values, marks, rows, 1, rows, rows, bounds, backend)
-    scatter_records(values, (), rows, values.view(torch.uint8), backend)
+    scatter_records(values, (), rows, values.clone().view(torch.uint8), backend)
     for with_delta in (False, True):
         sparse_update(
             weights,

@@ -24,6 +24,7 @@ from ecrm.kernels.scatter_add import scatter_add  # noqa: E402
 from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths  # noqa: E402
 from ecrm.kernels.unit_order import unique_by_unit  # noqa: E402
 from ecrm.kernels.warm_up import Shapes, warm_up  # noqa: E402
+from ecrm.model.determinism import prepared_torch  # noqa: E402
 
 
 def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -430,3 +431,10 @@ def test_the_warm_up_calls_every_operation(monkeypatch):
     operations |= {"hash_uniform", "begin_rows", "merge_records"}
     operations |= {f"{name}_records" for name in ("gather", "scatter", "xor")}
     assert dispatch.taken() == dict.fromkeys(operations, "triton")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_warm_up_runs_with_deterministic_algorithms(optimizer):
+    """As the ranks of a script have them: torch refuses then what writes on what it reads."""
+    with prepared_torch(threads=1):
+        warm_up(Shapes(dimension=4, optimizer=optimizer, features=1), DEVICE, "reference")
