@@ -22,7 +22,7 @@ from ecrm.data.dataset import CriteoDataset
 parser = argparse.ArgumentParser()
 parser.add_argument("data", help="folder of a prepared dataset")
 parser.add_argument("--steps", type=int, default=200)
-parser.add_argument("--max-rows", type=int, help="the most rows of a table")
+parser.add_argument("--max-rows", type=int, default=200_000, help="the most rows of a table")
 parser.add_argument("--output", default="model.safetensors", help="file for the trained model")
 typed = parser.parse_args()
 SLOTS, BATCH, DIM = 2, 256, 16

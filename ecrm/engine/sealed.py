@@ -2,32 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
+import torch
+
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
+from ecrm.errors import ScriptFailed
+from ecrm.transport.base import PeerFailure
+from ecrm.transport.message import tensors
+from ecrm.wording import named
 
 Result = TypeVar("Result")
 
 
+def meet(engine: Engine, where: str) -> None:
+    """Collective, between steps: have come to `where`, in words, on every rank.
+
+    Raises ScriptFailed on every rank where one has come to something else: they would wait for one
+    another for ever. Raises StepAborted after a failure.
+    """
+    transport, at = engine.state.transport, defaultdict[str, list[int]](list)
+    with engine.recovery.recovering():
+        shared = transport.share([torch.tensor(list(where.encode()), dtype=torch.uint8)])
+    for rank, parts in sorted(shared.items()):
+        (said,) = tensors(parts)
+        at[bytes(said.tolist()).decode()].append(rank)
+    if len(at) == 1:
+        return
+    with contextlib.suppress(PeerFailure):
+        transport.agree(True)  # all have heard it before the first one leaves
+    fewest_first = sorted(at.items(), key=lambda item: len(item[1]))
+    words = [f"{named('rank', ranks)} at {place}" for place, ranks in fewest_first]
+    error = ScriptFailed(
+        f"the script has come to different places on different ranks: {'; '.join(words)}: call "
+        "on every rank what ranks do together, not on the one with session.is_main alone"
+    )
+    error.speaker = min(shared)
+    raise error
+
+
 def sealed(
     engine: Engine,
+    where: str,
     work: Callable[[], Generator[Any, None, Result]],
     went_back: Callable[[], None],
 ) -> Generator[Any, None, Result]:
-    """Collective: commit, do `work` on every rank, and return what it gave on this one.
+    """Collective: `meet`, commit, do `work` on every rank, and return what it gave on this one.
 
     What `work` yields is passed on. It must not change rows. No row is missing when it begins.
     After a failure all ranks do it again from its start, unless one knows by then that all have
     done it. `went_back` is called after each failure. Raises StepAborted where a failure has undone
-    steps, StopAgreed where a rank asks to stop.
+    steps, StopAgreed where a rank asks to stop, and what `meet` does.
     """
     step = engine.step
     while True:
         done: list[Result] = []
         commits = -1
         try:
+            meet(engine, where)
             engine.heed_stop()
             engine.commit()
             engine.rebuild_all()

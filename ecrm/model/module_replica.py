@@ -157,6 +157,16 @@ class ModuleReplica:
             if parameter.grad is not None:
                 yield name, parameter.grad
 
+    def check_parameters(self) -> None:
+        """Raise UsageError where the module has other parameters than those that are trained."""
+        now = {name: p for name, p in self.module.named_parameters() if not p.is_meta}
+        for name in now.keys() | self._all.keys():
+            if now.get(name) is not self._all.get(name):
+                raise UsageError(
+                    f"parameter {name} came, went or was replaced after the session was made, "
+                    "which trains those of before: change the model before Session(model, ...)"
+                )
+
     def start_here(self) -> None:
         """Take everything as it is now as the start, and as committed.
 

@@ -15,6 +15,7 @@ from ecrm.config.schema import Config
 from ecrm.console import Waiting, say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
+from ecrm.engine.sealed import meet
 from ecrm.engine.slot_faults import Place
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
@@ -338,6 +339,7 @@ class ScriptPart:
                 if asked:
                     asked = False
                     self._run.stop()
+                meet(self.engine, "the end of the script")
                 self.engine.heed_stop()
                 self._run.finish()
                 return 0 if self._folder.is_complete else 1

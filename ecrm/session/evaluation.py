@@ -104,7 +104,10 @@ class Evaluation:
         feed = Feed(source, lambda: started(source, workers), -(-count // slots))
         try:
             result: dict[str, Tensor] = yield from sealed(
-                engine, lambda: self._once_through(count, feed), self._went_back
+                engine,
+                "session.eval_batches",
+                lambda: self._once_through(count, feed),
+                self._went_back,
             )
         finally:
             feed.close()

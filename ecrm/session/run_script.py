@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import runpy
 import sys
 import sysconfig
@@ -63,6 +64,7 @@ def run_script(script: Script, job: Job, guarded: Guarded, stop: StopSignals) ->
     """Be one rank of a run of a script, and end the process: see `run_rank`."""
     # torchrec calls a function of torch that tells of its own renaming on each rank
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    _without_input()
     prepare_torch(job.config.train.threads)
     seed_slot(job.config.train.seed, 0, 0)  # a model draws its first weights alike everywhere
     run_rank(
@@ -72,6 +74,16 @@ def run_script(script: Script, job: Job, guarded: Guarded, stop: StopSignals) ->
         count_calls=job.config.cluster.stuck_seconds > 0,
         run_dir=job.run_dir,
     )
+
+
+def _without_input() -> None:
+    """Have whatever reads from stdin find its end.
+
+    mpirun gives rank 0 a pipe that nobody writes to or closes.
+    """
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
 def _run(rank: ThisRank) -> int:

@@ -290,7 +290,7 @@ class Session:
         format_of(target)
         check_unchanged(self.engine, "session.save")
         engine, aliases = started.run.engine, self._tables.aliases
-        self._together(lambda: save(engine, target, self._dense_state(), aliases))
+        self._together("save", lambda: save(engine, target, self._dense_state(), aliases))
 
     def load(self, path: str | Path) -> None:
         """Before `steps`: begin with a model that was saved under TorchRec's names.
@@ -330,7 +330,9 @@ class Session:
             "state_dict", "call session.save(path), and torch.load(path, mmap=True) where needed"
         )
         engine, aliases = started.run.engine, self._tables.aliases
-        return self._together(lambda: state_dict(engine, self._dense_state(), aliases))
+        return self._together(
+            "state_dict", lambda: state_dict(engine, self._dense_state(), aliases)
+        )
 
     def _load(
         self, state: Mapping[str, Any], where: str, source: str = "", opened: tuple[int, ...] = ()
@@ -348,11 +350,11 @@ class Session:
                 otherwise=otherwise,
             )
 
-    def _together(self, work: Callable[[], Result]) -> Result:
+    def _together(self, what: str, work: Callable[[], Result]) -> Result:
         """Collective, between steps: what `work` gives, whoever dies meanwhile."""
-        loop, started = self._running("save")
-        engine = started.run.engine
-        going = loop.stoppable(lambda: undisturbed(engine, work, loop.went_back))
+        loop, started = self._running(what)
+        engine, where = started.run.engine, f"session.{what}"
+        going = loop.stoppable(lambda: undisturbed(engine, where, work, loop.went_back))
         while True:
             try:
                 next(going)
@@ -428,6 +430,7 @@ class Session:
         self._loop.log(values)
 
     def _begin(self, steps: int, open_end: bool) -> Started:
+        self._replica.check_parameters()
         self._replica.start_here()
         return self._start(
             Wanted(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
-from ecrm.engine.sealed import sealed
+from ecrm.engine.sealed import meet, sealed
 from ecrm.engine.slot_faults import EVERY, Place
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
@@ -90,6 +90,7 @@ class WorkBetweenSteps:
                     part.training = training
             self._doing("")
             self._done_at[number] = step
+            meet(self._engine, "the end of a function for session.every")
             self._run.restart_clock()
         return False
 
@@ -120,7 +121,10 @@ class WorkBetweenSteps:
 def check_unchanged(engine: Engine, where: str) -> None:
     """Raise UsageError where parameters are not those that the last step has left."""
     dense = engine.state.dense
-    if isinstance(dense, ModuleReplica) and dense.changed:
+    if not isinstance(dense, ModuleReplica):
+        return
+    dense.check_parameters()
+    if dense.changed:
         raise UsageError(
             f"{where}: the model's parameters were changed since the last step",
             otherwise="leave them as they are; for other weights, such as an average, "
@@ -230,7 +234,7 @@ class SessionLoop:
             self._run.keep()
             yield from ()
 
-        for _ in sealed(self._engine, keep, self.went_back):
+        for _ in sealed(self._engine, "the end of training", keep, self.went_back):
             pass
 
     def stoppable(

@@ -182,3 +182,39 @@ def test_a_body_that_kills_its_ranks_ends_the_run_at_the_second(tmp_path):
     assert done.stderr.count("ecrm: error: ") == 1
     deaths = [event for event in events(tmp_path / "run") if event["event"] == "failure"]
     assert [event["ranks"] for event in deaths] == [[4]]
+
+
+ASKS_AND_SAVES_ALONE = """
+try:
+    input()
+except EOFError:
+    print("nothing to read", flush=True)
+
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+import ecrm
+
+config = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=["f"])
+model = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+model = torch.nn.Sequential(model)
+session = ecrm.Session(model, slots=1)
+ids = KeyedJaggedTensor(["f"], torch.arange(4), lengths=torch.ones(4, dtype=torch.int64))
+for batch in session.steps(lambda step, slot: ids, 3):
+    session.model(batch).values().mean().backward()
+if session.is_main:
+    session.save("model.pt")
+"""
+
+
+@pytest.mark.drill
+def test_neither_input_nor_a_model_that_one_rank_saves_alone_has_the_others_wait(tmp_path):
+    done = run(tmp_path, ASKS_AND_SAVES_ALONE)
+    assert done.stdout.count("nothing to read") == 2
+    assert done.returncode == 8, done.stdout + done.stderr
+    assert "rank 0 at the end of the script; rank 1 at session.save: call on every rank" in (
+        done.stderr
+    )
+    assert done.stderr.count("ecrm: error: ") == 1 and not (tmp_path / "model.pt").exists()

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from ecrm.errors import StrayId, UsageError
+from ecrm.errors import ScriptFailed, StrayId, UsageError
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
@@ -128,6 +128,24 @@ def test_a_mistake_in_the_body_is_told(told):
         raise first
 
 
+def replaces_a_layer(session: Session) -> None:
+    session.model.layers[2] = nn.Linear(4, 1)
+
+
+@pytest.mark.parametrize("when", [{"prepare": replaces_a_layer}, {"after": replaces_a_layer}])
+def test_a_layer_that_is_replaced_would_not_be_trained_and_is_refused(when):
+    def train(start: Callable[[Wanted], Any]) -> Session:
+        session = script(**when)(start)
+        session.save("model.pt")
+        return session
+
+    with pytest.raises(ProgramFailed) as failed:
+        run(layout=SMALL, train=train)
+    first = next(iter(failed.value.errors.values()))
+    assert isinstance(first, UsageError)
+    assert "layers.2." in str(first) and "after the session was made" in str(first)
+
+
 def evaluates(batches: Callable[[Session], Any], body: Callable[[Session, Any], object]):
     def after(session: Session) -> None:
         for batch in session.eval_batches(batches(session)):
@@ -202,6 +220,38 @@ def test_weights_changed_between_steps_are_told_also_between_commits(interval):
     put_back = run(layout=layout, train=script(prepare=swapped_and_put_back))
     plain = run(layout=layout, train=script())
     assert (put_back.tables, put_back.dense) == (plain.tables, plain.dense)
+
+
+def saves_alone_in_every(session: Session) -> None:
+    @session.every(2)
+    def save() -> None:
+        if session.is_main:
+            session.save("model.pt")
+
+
+def saves_alone(session: Session) -> None:
+    if session.is_main:
+        session.save("model.pt")
+    else:
+        list(session.eval_batches([batch_of(50, 0)]))
+
+
+ALONE = {
+    "rank 3 at session.save; ranks 0, 1, 2, 4, 5, 6 at the end of a function for session.every": {
+        "prepare": saves_alone_in_every
+    },
+    "rank 3 at session.save; ranks 0, 1, 2, 4, 5, 6 at session.eval_batches": {
+        "after": saves_alone
+    },
+}
+
+
+@pytest.mark.parametrize("told", ALONE, ids=["every", "after"])
+def test_what_one_rank_alone_calls_is_told_and_no_rank_waits(told):
+    with pytest.raises(ProgramFailed) as failed:
+        run(layout=SMALL, train=script(**ALONE[told]))
+    first = next(iter(failed.value.errors.values()))
+    assert isinstance(first, ScriptFailed) and told in str(first)
 
 
 def test_an_id_that_its_table_does_not_have_is_told_with_feature_sample_and_table():
