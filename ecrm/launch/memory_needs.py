@@ -39,6 +39,10 @@ GPU_VECTOR = 16
 """Bytes: a record on a GPU takes a multiple of them."""
 NOTES_BYTES = 2_000_000
 """Notes of steps beside a dense state at most: 5 bytes for each of 262,144 samples, and losses."""
+REGISTERED = 16 << 20
+"""Bytes of lent memory that are registered with a GPU together, and handed out with that."""
+REDUNDANT = ("erasure", "chain", "replicate")
+"""Protections that send what has changed to other servers."""
 MB = 1e6
 
 
@@ -50,7 +54,7 @@ class Need:
     - `rows`, with their optimizer state, and `parity`: once every row was updated.
     - `undo`: undo logs at most.
     - `dense`: the dense replica.
-    - `staging`: copies on the host of what a GPU sends, at most.
+    - `staging`: copies on the host of what a GPU sends and gets, at most. Most of it is pinned.
 
     Of a GPU it says what the rank needs there. `process` is then 0: what CUDA itself takes there
     depends on the GPU and its driver.
@@ -112,16 +116,18 @@ class Needs:
         dense = _dense_bytes(config, len(tables))
         self.dense_on_gpu = dense if _is_on_gpu(config, config.train.device) else 0
         self._dense = dense - self.dense_on_gpu
-        self.trainer = Need(dense=self._dense, parity=_last_seen(config, sum(tables.values())))
+        self.trainer = Need(
+            dense=self._dense,
+            parity=_last_seen(config, sum(tables.values())),
+            staging=_trainer_staging(config, looked_up, self.dense_on_gpu),
+        )
         self.server = Need(rows=rows, parity=parity, undo=undo)
         self.server_on_gpu = Need(process=0)
         rows_on_gpu = _is_on_gpu(config, config.storage.device)
         if rows_on_gpu:
             if undo:
                 undo = _grown_log_bytes(config, touched, record, periods * k) + touched * record * m
-            sent = touched * record if parity else 0
-            staging = looked_up // cluster.servers * 4 * dim + sent
-            self.server = Need(staging=staging)
+            self.server = Need(staging=_server_staging(config, looked_up, touched, record))
             self.server_on_gpu = Need(process=0, rows=rows, parity=parity, undo=undo)
         self.spare = Need()
         updated = sum(min(size, steps * train.global_batch) for size in tables.values())
@@ -177,7 +183,8 @@ class Needs:
         holders = max(cluster.trainers, config.failures_survived + 1)
         if cluster.failure_domain == "host":  # all trainers may be in one
             holders = cluster.trainers + config.failures_survived
-        of_slots = self._dense * holders + self.trainer.parity * cluster.trainers
+        of_trainers = self.trainer.parity + self.trainer.staging
+        of_slots = self._dense * holders + of_trainers * cluster.trainers
         of_shards = (rows + self.server.undo + self.server.staging) * cluster.servers
         return PROCESS_BYTES * config.world_size + of_slots + of_shards
 
@@ -213,6 +220,33 @@ def _grown_log_bytes(config: Config, touched: int, record: int, rows: int) -> in
     steps = config.protection.commit_interval
     of_a_step = -(-touched // steps) * record * 5 // 4
     return of_a_step if steps == 1 else of_a_step + 2 * touched * (record + 8) + 4 * rows
+
+
+def _server_staging(config: Config, looked_up: int, touched: int, record: int) -> int:
+    """Bytes on the host of what a server with rows on a GPU sends and gets, at most.
+
+    What it lends has a quarter more room there, in chunks that are registered as a whole. What
+    comes, and row numbers, lie in pinned memory, of which torch takes the next power of two.
+    """
+    copies = config.failures_survived if config.protection.name in REDUNDANT else 0
+    asked = looked_up // config.cluster.servers
+    values, deltas = asked * 4 * config.model.embedding_dim, touched * record if copies else 0
+    came = values + 8 * asked + copies * (deltas + 8 * touched)
+    return (values + deltas) * 5 // 4 + REGISTERED + 2 * came
+
+
+def _trainer_staging(config: Config, looked_up: int, dense_on_gpu: int) -> int:
+    """Bytes on the host of what a trainer's GPU gets and sends, at most, as `_server_staging`.
+
+    That is values and gradients of rows, those of the model for each slot, and their sum.
+    """
+    if not dense_on_gpu:
+        return 0
+    trainers = config.cluster.trainers
+    values = -(-looked_up // trainers) * 4 * config.model.embedding_dim
+    gradient = dense_on_gpu // 2 // (1 + MOMENTS[config.train.dense_optimizer])
+    slots = -(-config.slots // trainers)
+    return values * 5 // 4 + REGISTERED + 2 * (values + (slots + 1) * gradient)
 
 
 def _stripes(config: Config) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import re
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,10 +15,18 @@ from ecrm.allocate import ZerosOn
 from ecrm.config import load_config
 from ecrm.errors import UsageError
 from ecrm.imitated_gpu import imitated_gpu
+from ecrm.kernels import dispatch
 from ecrm.kernels.records import merge_records
 from ecrm.launch import gpu_memory
 from ecrm.launch.gpu_memory import free_on_gpus
-from ecrm.launch.memory_needs import Needs, _grown_log_bytes, check_memory, check_room, in_words
+from ecrm.launch.memory_needs import (
+    REGISTERED,
+    Needs,
+    _grown_log_bytes,
+    check_memory,
+    check_room,
+    in_words,
+)
 from ecrm.mapped.shard_file import ShardFile
 from ecrm.model.dlrm import build_dense_parts
 from ecrm.model.replica import FlatDenseReplica
@@ -26,9 +35,16 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.protection import make_protection
+from ecrm.requests.routing import ROWS, ShardRequests
 from ecrm.requests.stand_in import LastSeen
 from ecrm.storage.base import NativeStore
+from ecrm.storage.hosted import HostedShard
 from ecrm.storage.undo import UndoLog
+from ecrm.transport import pinned
+from ecrm.transport.alone import LoneTransport
+from ecrm.transport.gpu_copies import copies_of, on_device
+from ecrm.transport.message import Picked
+from ecrm.transport.staged import StagedTransport
 from support.advice import check_advice, dataset
 
 GB = 10**9
@@ -233,7 +249,9 @@ def test_rows_on_gpus_are_counted_there_and_copies_of_what_they_send_here(tmp_pa
     assert 5 * needs.server_on_gpu.parity == 6 * on_cpu.server.parity > 0
     assert needs.server_on_gpu.undo > on_cpu.server.undo > 0
     assert needs.server.rows == needs.server.parity == needs.server.undo == 0
-    assert needs.server.staging > 0 and needs.most < on_cpu.most
+    assert needs.server.staging > REGISTERED == pinned.CHUNK
+    assert needs.trainer == on_cpu.trainer
+    assert needs.most - 4 * needs.server.staging < on_cpu.most
     imitated = [*data, *ON_GPU, "testing.imitated_gpu=true"]
     server = Needs(load_config("tiny", imitated), 20).server
     assert (server.rows, server.parity) == (needs.server_on_gpu.rows, needs.server_on_gpu.parity)
@@ -251,6 +269,66 @@ def test_records_on_a_gpu_are_as_large_as_is_said(tmp_path, optimizer):
     assert rows > 0 and not rest and store.memory_bytes == store.record_bytes
     on_cpu = Needs(load_config("tiny", sets), 20).server.rows
     assert rows == on_cpu // store.kept_bytes
+
+
+def test_what_a_server_sends_and_gets_takes_no_more_of_its_host_than_is_said(tmp_path):
+    """Every row of a step is another one, and what comes is not in memory of this host."""
+    data = dataset(tmp_path / "data", table_rows=3000)
+    sets = [f"data.path={data}", "protection.m=1", *ON_GPU]
+    config, rows = load_config("tiny", [*sets, "train.global_batch=1024"]), 20_000
+    asked = torch.arange(config.train.global_batch * 26 // 4)
+    optimizer = SparseOptimizer(config.train.sparse_optimizer, 0.1)
+    dispatch.use_on_gpu("reference")
+    with imitated_gpu() as device:
+        copies_of(device).wait()
+        inner, before = Lending(), pinned._in_use
+        staged = StagedTransport(inner, device)
+        store = NativeStore(
+            rows, 8, optimizer, lambda few: torch.zeros(len(few), 8, device=device), ZerosOn(device)
+        )
+        hosted = HostedShard(store, rows, missing=False, allocate=staged.lend_on_device)
+        step = ShardRequests.of({0: [(ROWS, 0, 0, 0), asked]}, {(0, 0): hosted})
+        staged.exchange(step.replies())
+        gradients = Picked(torch.ones(len(asked), 8), torch.arange(len(asked)))
+        step.update({(0, 0, 0): gradients}, True, 0)
+        taken = [pinned._in_use - before]
+        ((_, deltas),) = hosted.deltas_since_commit()
+        staged.exchange({0: [deltas]})
+        came = staged.receive_memory(deltas.nbytes)
+        on_device(device, torch.from_numpy(came))
+        taken.append(pinned._in_use - before)
+    dispatch.use_on_gpu("auto")
+    lent = sum(twin.nbytes for twin in inner.lent)
+    said = Needs(config, 20).server.staging - REGISTERED
+    assert min(taken) > 0 and said / 2 < lent + max(taken) <= lent + sum(taken) <= said
+
+
+class Lending(LoneTransport):
+    """Notes what was lent."""
+
+    def __init__(self):
+        self.lent = []
+
+    def allocate_shared(self, *shape, dtype=np.float32):
+        self.lent.append(super().allocate_shared(*shape, dtype=dtype))
+        return self.lent[-1]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_a_trainer_with_a_gpu_sends_and_gets_is_counted(tmp_path, optimizer):
+    data = [f"data.path={dataset(tmp_path / 'data', table_rows=300)}", "train.slots=4"]
+    sets = [*data, "cluster.trainers=2", f"train.dense_optimizer={optimizer}"]
+    needs = Needs(load_config("tiny", [*sets, "train.device=cuda"]), 20)
+    config = needs.config
+    values = config.train.global_batch * 26 // 2 * 4 * config.model.embedding_dim
+    gradient = needs.dense_on_gpu // (2 if optimizer == "sgd" else 6)
+    # two slots of each trainer; pinned memory of the next power of two
+    least = 2 * values + 3 * gradient + REGISTERED
+    assert least < needs.trainer.staging < least + 2 * values + 4 * gradient
+    on_cpu = Needs(load_config("tiny", sets), 20)
+    assert needs.most - on_cpu.most == 2 * needs.trainer.staging - on_cpu._dense * 2
+    lines = in_words(config, 20, None, None)
+    assert any("staging" in line for line in lines)
 
 
 @pytest.mark.parametrize("interval", [1, 3])
