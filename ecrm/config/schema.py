@@ -247,7 +247,8 @@ class ClusterConfig:
         2.0,
         "A rank that stands still for this long counts as dead and is killed. So does one whose "
         "GPU is not done for this long with what it was given: "
-        "set it longer than a slot takes on a GPU.",
+        "set it longer than a slot takes on a GPU, times the ranks that share it. "
+        "Where storage.device or train.device is cuda, the default is 10 seconds.",
         minimum=0.1,
     )
     stop_seconds: float = key(

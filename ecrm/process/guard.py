@@ -249,7 +249,8 @@ def _watch(
 def _gpu_hangs(rank: int, seconds: float) -> str:
     return (
         f"! rank {rank}: its GPU has not done for {seconds:g} s what it was given "
-        "(cluster.hang_seconds): the rank is killed"
+        "(cluster.hang_seconds): it hangs, or is busy for longer, which needs a larger "
+        "cluster.hang_seconds: the rank is killed"
     )
 
 

@@ -20,7 +20,8 @@ ON_GPU = {
 SAID = {
     "memory": "its GPU has no memory left: CUDA out of memory. Tried to allocate",
     "lost": "its GPU is lost: CUDA error: an imitated GPU has fallen off the bus",
-    "hang": "its GPU has not done for 1 s what it was given (cluster.hang_seconds)",
+    "hang": "its GPU has not done for 1 s what it was given (cluster.hang_seconds): it hangs, or "
+    "is busy for longer, which needs a larger cluster.hang_seconds",
 }
 
 
