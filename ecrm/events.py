@@ -104,6 +104,19 @@ EVENTS: dict[str, Event] = {
                 "true where a script's data may end before its steps do; else left out",
                 optional=True,
             ),
+            "gpu": Field(
+                "object",
+                "GPU of the rank that writes this event, once tables are there; without one left "
+                "out",
+                optional=True,
+                parts={
+                    "name": Field("text", "its model, or `imitated`"),
+                    "bytes": Field("integer", "its memory", "bytes", optional=True),
+                    "taken": Field(
+                        "integer", "of that, taken by all who use it", "bytes", optional=True
+                    ),
+                },
+            ),
             "world_size": Field("integer", "number of ranks", "ranks"),
             "oversubscribed": Field(
                 "text", "`bind`, `sleep` or `poll`; null where each rank has a core", null=True

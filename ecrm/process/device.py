@@ -78,6 +78,19 @@ def gpu_trained_on(config: Config) -> str:
     return "" if config.train.device == "cpu" else trained_on(config)
 
 
+def gpu_memory(config: Config) -> dict[str, str | int] | None:
+    """This rank's GPU by name, its bytes and those that are taken, by whomever; None without one.
+
+    An imitated one has no memory of its own.
+    """
+    if not any(_kind(config, name) == "cuda" for name in DEVICES):
+        return None
+    if config.testing.imitated_gpu:
+        return {"name": "imitated"}
+    free, total = torch.cuda.mem_get_info()
+    return {"name": torch.cuda.get_device_name(), "bytes": total, "taken": total - free}
+
+
 def card_of(local_rank: int, cards: int) -> int:
     """The GPU of a local rank, of so many that a host has."""
     return local_rank % cards

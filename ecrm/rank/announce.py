@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ecrm import __version__
@@ -16,6 +16,7 @@ from ecrm.engine.failures import Failure
 from ecrm.errors import NotKept
 from ecrm.faults.kill import Kill, unfired
 from ecrm.kernels import native
+from ecrm.process.device import gpu_memory
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.rank.build_rank import Rank
 from ecrm.rank.claim import ClaimedRun
@@ -23,6 +24,8 @@ from ecrm.rank.connect import Cluster
 from ecrm.run.run_folder import RunFolder
 from ecrm.storage import resolve_backend
 from ecrm.wording import counted
+
+MB = 1e6
 
 
 def start_fields(
@@ -44,6 +47,8 @@ def start_fields(
         "config": config.to_dict(),
         "kills": [str(kill) for kill in run.kills],
     }
+    if (gpu := gpu_memory(config)) is not None:
+        fields["gpu"] = gpu
     if run.folder.path is not None:
         fields["run"] = run.trained.about()
     if run.folder.earlier:
@@ -73,8 +78,16 @@ def start_in_words(
     return (
         f"{resumed}{begins}{config.ranks_in_words}, {protection.in_words}, "
         f"{counted(config.slots, 'slot')}, {steps}; storage {fields['storage']}, "
-        f"{own}kernels {fields['kernels']}"
+        f"{own}kernels {fields['kernels']}{_gpu_in_words(fields.get('gpu'))}"
     )
+
+
+def _gpu_in_words(gpu: Mapping[str, Any] | None) -> str:
+    if gpu is None:
+        return ""
+    if "bytes" not in gpu:
+        return f", GPU {gpu['name']}"
+    return f", GPU {gpu['name']}: {gpu['taken'] / MB:,.0f} of {gpu['bytes'] / MB:,.0f} MB taken"
 
 
 def print_result(

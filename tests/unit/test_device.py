@@ -3,6 +3,7 @@
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from ecrm.checkpoint.compatibility import device_changed, on_gpu, same_bits
 from ecrm.config import load_config
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
-from ecrm.process.device import card_of, device_of, trained_on, use_device
+from ecrm.process.device import card_of, device_of, gpu_memory, trained_on, use_device
 from ecrm.rank import check_start
+from ecrm.rank.announce import start_in_words
 from ecrm.rank.check_start import check_kernels, check_trained_on
 from ecrm.transport.simulated import SimulatedCluster
 
@@ -99,6 +101,23 @@ def test_torch_is_set_before_it_uses_the_gpu(monkeypatch):
     assert not matmul.allow_tf32 and not cudnn.allow_tf32
     assert torch.cuda.is_initialized() == was_used
     matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def test_the_start_says_what_is_taken_of_a_gpu(monkeypatch):
+    assert gpu_memory(config()) is None
+    assert gpu_memory(config("train.device=cuda", "testing.imitated_gpu=true")) == {
+        "name": "imitated"
+    }
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A Card")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60_000_000, 80_000_000))
+    on_card = config("storage.device=cuda")
+    gpu = gpu_memory(on_card)
+    assert gpu == {"name": "A Card", "bytes": 80_000_000, "taken": 20_000_000}
+    fields = {"storage": "native", "kernels": "avx2"}
+    protection = SimpleNamespace(in_words="parity")
+    said = start_in_words(on_card, protection, {**fields, "gpu": gpu}, "5 steps", "")
+    assert said.endswith("kernels avx2, GPU A Card: 20 of 80 MB taken")
+    assert start_in_words(on_card, protection, fields, "5 steps", "").endswith("kernels avx2")
 
 
 def test_going_on_elsewhere_is_named():
