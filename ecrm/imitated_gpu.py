@@ -5,6 +5,9 @@ numpy, and to be computed with together with a tensor of the host. It is stricte
 point: an index on the host is refused, too, for behind it hides a copy for which the GPU waits.
 Only `to`, `cpu` and `copy_` bring values from one side to the other, and they always copy.
 
+Memory of the host is pinned or registered, or it is neither, as with a GPU. That decides whether a
+copy is waited for. A copy that reaches out of registered memory is refused, as by CUDA.
+
 Gradients of tensors on it are on it. A parameter gets there as on a GPU, by its `data`.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -30,6 +34,17 @@ _SAYS = {
     Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
 }
 _READS_HOST_MEMORY = (Tensor.numpy, Tensor.__array__)
+_WAITS_FOR_RESULT = (
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.__bool__,
+    Tensor.__int__,
+    Tensor.__float__,
+    Tensor.nonzero,
+    torch.nonzero,
+    Tensor.unique,
+    torch.unique,
+)
 _TAKES_BOTH = (torch._foreach_copy_, torch._has_compatible_shallow_copy_type)
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -39,7 +54,10 @@ _failing: list[str] = []
 
 
 registered: dict[int, int] = {}
-"""Memory of the host that is registered with the imitated GPU: bytes by address."""
+"""Memory of the host that is registered with the imitated GPU, or pinned: bytes by address."""
+
+SMALL = 1 << 16
+"""Bytes up to which CUDA takes a copy of memory that is not pinned with it, and does not wait."""
 
 _imitating = [0]
 _interprets = [False]
@@ -75,6 +93,10 @@ class HostMemoryExpected(RuntimeError):
     """A tensor of the imitated GPU came where only memory of the host will do."""
 
 
+class RegisteredInPart(RuntimeError):
+    """Memory of a copy is registered in part, or by two registrations: CUDA refuses it."""
+
+
 class ImitatedTensor(Tensor):
     """A tensor on the imitated GPU."""
 
@@ -90,15 +112,17 @@ class ImitatedTensor(Tensor):
         kwargs = dict(kwargs or {})
         if func in _SAYS:
             return _SAYS[func]
-        if _failing and _fails(func, args, kwargs):
-            return args[0]
+        _fail_if_told()
         if func in _READS_HOST_MEMORY:
             raise HostMemoryExpected(f"{_name(func)} of a tensor on {IMITATED_GPU}")
         if func is Tensor.copy_:
-            _run(func, args, kwargs)
-            return args[0]
+            return _copied(func, args, kwargs)
         if func in (Tensor.to, Tensor.cpu):
             return _moved(func, args, kwargs)
+        if func in _WAITS_FOR_RESULT:
+            wait_for_gpu()
+        if func is Tensor.is_pinned:
+            return False
         if func is Tensor.tolist:
             return _plain(args[0]).tolist()
         if func is torch.sqrt:  # correctly rounded on a GPU; on a CPU torch's own is not
@@ -139,10 +163,13 @@ class _Factories(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is Tensor.pin_memory:
-            return args[0]
+            return _pinned(args[0].clone())
+        if func is Tensor.is_pinned:
+            return _is_registered(args[0])
         if func == _SET_DATA and isinstance(args[1], ImitatedTensor):
             return _become(args[0], args[1])
-        kwargs.pop("pin_memory", None)
+        if kwargs.pop("pin_memory", False):
+            return _pinned(func(*args, **kwargs))
         if any(issubclass(kind, ImitatedTensor) for kind in types):
             return func(*args, **kwargs)
         if func is Tensor.to:
@@ -202,12 +229,56 @@ def _moved(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     stays = goes_to_gpu == was_on_gpu
     if values is plain and not (stays and not kwargs.get("copy")):
         values = plain.clone()
-    if was_on_gpu and not goes_to_gpu:
-        wait_for_gpu()
+    if not stays:
+        _waits_for_copy(plain, goes_to_gpu, goes_to_gpu and bool(kwargs.get("non_blocking")))
     if stays:
         return tensor if values is plain else _tagged(values) if goes_to_gpu else values
     moved: Tensor = _Move.apply(values, goes_to_gpu)  # type: ignore[no-untyped-call]
     return moved
+
+
+def _copied(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """What `copy_` gives. A hung GPU is given it, and does not do it."""
+    target, source = args[:2]
+    non_blocking = bool(kwargs.get("non_blocking") or args[2:3] == (True,))
+    to_gpu = isinstance(target, ImitatedTensor)
+    if to_gpu != isinstance(source, ImitatedTensor):
+        _waits_for_copy(source if to_gpu else target, to_gpu, non_blocking)
+    if _failing != ["hang"]:
+        _run(func, args, kwargs)
+    return target  # type: ignore[no-any-return]
+
+
+def _waits_for_copy(host: Tensor, to_gpu: bool, non_blocking: bool) -> None:
+    """Wait for a copy from or to memory of the host, if a GPU has the host wait for it.
+
+    Raises RegisteredInPart.
+    """
+    known = _is_registered(host) or (to_gpu and host.nbytes <= SMALL)
+    if not (known and non_blocking):
+        wait_for_gpu()
+
+
+def _is_registered(host: Tensor) -> bool:
+    begin, end = host.data_ptr(), host.data_ptr() + host.nbytes
+    for address, size in list(registered.items()):
+        if begin < address + size and address < end:
+            if address <= begin and end <= address + size:
+                return True
+            raise RegisteredInPart(
+                f"a copy of {host.nbytes} bytes reaches out of registered memory: "
+                f"{max(begin, address) - begin} to {min(end, address + size) - begin} are in it"
+            )
+    return False
+
+
+def _pinned(memory: Tensor) -> Tensor:
+    """The same tensor, whose memory counts as pinned while anything uses it."""
+    if memory.nbytes:
+        registered[memory.data_ptr()] = memory.nbytes
+        gone = weakref.finalize(memory.untyped_storage(), registered.pop, memory.data_ptr(), None)
+        gone.atexit = False
+    return memory
 
 
 class _Move(torch.autograd.Function):
@@ -235,21 +306,13 @@ def _become(tensor: Tensor, value: Tensor) -> None:
     torch.utils.swap_tensors(tensor, new)
 
 
-def _fails(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Fail; returns whether the call is to do nothing. A hung GPU is given work without a wait."""
+def _fail_if_told() -> None:
     if _failing == ["memory"]:
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 0 bytes."
         )
     if _failing == ["lost"]:
         raise torch.AcceleratorError("CUDA error: an imitated GPU has fallen off the bus")
-    if func is Tensor.copy_:
-        if not kwargs.get("non_blocking") and not isinstance(args[0], ImitatedTensor):
-            _wait_for_ever()
-        return True
-    if func in (Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__):
-        _wait_for_ever()
-    return False
 
 
 def _wait_for_ever() -> NoReturn:

@@ -18,6 +18,7 @@ from ecrm.checkpoint.row_file import FRAME_ROWS, SummedFile, write_rows
 from ecrm.engine.engine import Engine
 from ecrm.placement.stripes import RowLayout
 from ecrm.storage.hosted import HostedShard
+from ecrm.transport.gpu_copies import on_host
 
 Window = tuple[np.ndarray, np.ndarray]
 Buffers = dict[int, ReusableBuffer]
@@ -161,7 +162,7 @@ def _windows(
         here = slice(first, min(first + FRAME_ROWS, layout.data_rows_per_shard))
         if touched is not None and not touched[here].any():
             continue
-        wanted = hosted.store.last_bytes(here).cpu() != 0
+        wanted = on_host(hosted.store.last_bytes(here))[0] != 0
         if touched is not None:
             wanted &= touched[here]
         local = wanted.nonzero().squeeze(1) + first

@@ -57,6 +57,7 @@ from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Part, tensors
 from ecrm.transport.piggyback import Incoming, Outgoing, exchange, exchange_rounds
+from ecrm.transport.pinned import rows_to_send
 from ecrm.transport.staged import StagedTransport
 
 
@@ -67,7 +68,7 @@ class Engine:
     gives, by step, a factor on the learning rate of all rows. It must be a pure function of the
     step and the same on all ranks: steps that are done again ask it again. Rows, redundancy and
     the logs of both lie on `device`; `allocate` gives their memory on the CPU. What slots are given
-    and give is on the CPU.
+    and give is on the CPU; it is pinned where they are computed on another device, `slots_on`.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Engine:
         allocate: Allocate = lazy_zeros,
         sparse_rate: SparseRate | None = None,
         device: torch.device = CPU,
+        slots_on: torch.device = CPU,
     ) -> None:
         allocate_shared = transport.allocate_shared
         if device.type != "cpu":
@@ -94,7 +96,15 @@ class Engine:
             allocate_shared = staged.lend_on_device
         stores = ShardStores(make_store, tables, seed, allocate, allocate_shared, sparse_rate)
         self.state = EngineState(
-            transport, stores, view, protection, make_dense, policy, hooks or Hooks(), clock
+            transport,
+            stores,
+            view,
+            protection,
+            make_dense,
+            policy,
+            hooks or Hooks(),
+            clock,
+            torch.empty if slots_on.type == "cpu" else rows_to_send,
         )
         self._in_flight = StepInFlight()
         self.recovery = Recovery(self.state, self._in_flight, durable)

@@ -12,7 +12,14 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairRound
-from ecrm.requests.routing import ShardRequests, SlotRequests, StepReplies, asked_of, soon_requests
+from ecrm.requests.routing import (
+    RowMemory,
+    ShardRequests,
+    SlotRequests,
+    StepReplies,
+    asked_of,
+    soon_requests,
+)
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.message import Part, Received
 
@@ -22,7 +29,8 @@ class LookupContext:
     """What a lookup finds on this rank.
 
     `widths[space]` are the floats of a row of each row space. `hosted` are this rank's shards;
-    `rebuild_rows` is how many rows a step rebuilds in the background.
+    `rebuild_rows` is how many rows a step rebuilds in the background. Values of slots lie in
+    `memory`.
     """
 
     view: View
@@ -31,6 +39,7 @@ class LookupContext:
     hosted: Mapping[ShardSpace, HostedShard]
     protection: Protection
     rebuild_rows: int
+    memory: RowMemory = torch.empty
 
     @property
     def repairs_ahead(self) -> bool:
@@ -145,7 +154,7 @@ class Lookup:
         count those that it gives.
         """
         came, self._came = self._came, {}  # buffers of a step, which nobody needs any more
-        return self.slot_side.collect(came, late, remember=remember)
+        return self.slot_side.collect(came, late, remember=remember, memory=self._context.memory)
 
 
 def stray_row(rows: Mapping[int, Sequence[Tensor]], spaces: Sequence[RowSpace]) -> str:

@@ -10,6 +10,7 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.undo import Deltas
+from ecrm.transport.gpu_copies import on_device
 from ecrm.transport.message import Part, Received, in_groups
 
 Message = dict[int, list[Part]]
@@ -51,7 +52,7 @@ def place(
         for head, local, flat in in_groups(tensors, 3):
             shard, space = head
             store = hosted[shard, space].store
-            records = flat.view(local.numel(), -1).to(store.device)
+            records = on_device(store.device, flat).view(local.numel(), -1)
             records = store.begun(records) if begins else store.with_padding(records)
             deltas.setdefault((shard, space), []).append(
                 (local, store.read(local).bitwise_xor_(records))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
+import torch
 from torch import Tensor
 
 from ecrm.engine.dense import DenseReplica
@@ -28,6 +29,7 @@ from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View, mark_whole
 from ecrm.protection.base import Protection, RepairReport
 from ecrm.protection.context import ProtectionContext
+from ecrm.requests.routing import RowMemory
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import Transport
 
@@ -39,7 +41,7 @@ class EngineState:
     `view` the current map of roles, `dense` this rank's dense replica or None, `log` what slots
     have noted, where there is one, `failures` what was survived, `live_at_commit` the ranks of the
     view at the last commit of a step, `rebuild_left` rows still missing, by shard that is
-    rebuilding.
+    rebuilding. Values of slots lie in `row_memory`.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class EngineState:
         policy: EnginePolicy,
         hooks: Hooks | None,
         clock: Callable[[], float] = time.monotonic,
+        row_memory: RowMemory = torch.empty,
     ) -> None:
+        self.row_memory = row_memory
         self.transport, self.stores, self.view, self.protection = (
             transport,
             stores,
@@ -155,7 +159,13 @@ class EngineState:
         """What a lookup finds on this rank; `rebuild_rows` as in `EnginePolicy`."""
         widths = [space.dim for space in self.spaces]
         return LookupContext(
-            self.view, self.layouts, widths, self.hosted, self.protection, rebuild_rows
+            self.view,
+            self.layouts,
+            widths,
+            self.hosted,
+            self.protection,
+            rebuild_rows,
+            self.row_memory,
         )
 
     def memory(self) -> Memory:

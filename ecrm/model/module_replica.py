@@ -33,6 +33,7 @@ from ecrm.model.nested_state import (
     written,
 )
 from ecrm.model.optimizer_state import OptimizerState
+from ecrm.transport.gpu_copies import on_device, on_host
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of trained parameters: their gradients are summed as float32, which has each exactly."""
@@ -240,7 +241,7 @@ class ModuleReplica:
                 gradient = parameter.grad
                 part.copy_(gradient if gradient.layout == torch.strided else gradient.to_dense())
         flat[: self._flags_at].div_(divisor)
-        flat = flat.to(CPU)
+        (flat,) = on_host(flat)
         flags = [float(parameter.grad is not None) for parameter in self._trained.values()]
         flat[self._flags_at :] = torch.tensor(flags)
         for name, parameter in self._all.items():
@@ -293,7 +294,7 @@ class ModuleReplica:
         """
         self._begin_step(states)
         flags = total[self._flags_at :].tolist()
-        total = total.to(self.device)
+        total = on_device(self.device, total)
         for (parameter, part), flag in zip(self._parts(total), flags, strict=True):
             if flag:
                 parameter.grad = part.to(parameter.dtype)
@@ -350,7 +351,7 @@ class ModuleReplica:
 
     def _here(self, named: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
         """Tensors on the module's device."""
-        return {name: None if t is None else t.to(self.device) for name, t in named.items()}
+        return {name: None if t is None else on_device(self.device, t) for name, t in named.items()}
 
     def commit(self) -> None:
         self._saved = placed(self._live(), self._saved)
@@ -447,7 +448,7 @@ class ModuleReplica:
                 found[name] = value.detach()
             elif isinstance(value, bool | int | float):
                 found[name] = torch.tensor(value, dtype=torch.float64)
-        return {name: tensor.to(CPU) for name, tensor in found.items()}
+        return dict(zip(found, on_host(*found.values())))
 
     @property
     def whole_state(self) -> Iterator[tuple[str, Any]]:

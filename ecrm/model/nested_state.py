@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ecrm.allocate import CPU
 from ecrm.errors import UsageError
+from ecrm.transport.gpu_copies import on_device, on_host
 
 _ON_DEVICE = "on a device"
 """The one key of a dict in the place of a tensor that was not on the CPU when it was `written`."""
@@ -123,7 +124,7 @@ def packed(named: Mapping[str, Tensor | None]) -> Tensor:
     ]
     words = json.dumps(heads).encode()
     start = len(words).to_bytes(8, "little") + words
-    parts = [bytes_of(tensor).to(CPU) for tensor in named.values() if tensor is not None]
+    parts = on_host(*(bytes_of(tensor) for tensor in named.values() if tensor is not None))
     return torch.cat([torch.frombuffer(bytearray(start), dtype=torch.uint8), *parts])
 
 
@@ -174,7 +175,9 @@ def on_meta(state: Any) -> Any:
 
 def _off_device(state: Any) -> Any:
     """The same state on the CPU; a tensor of a device is in a dict with the key _ON_DEVICE."""
-    return _mapped(state, lambda t: t if t.is_cpu else {_ON_DEVICE: t.to(CPU)})
+    there = [value for _, value in leaves(state) if isinstance(value, Tensor) and not value.is_cpu]
+    here = dict(zip(map(id, there), on_host(*there)))
+    return _mapped(state, lambda t: t if t.is_cpu else {_ON_DEVICE: here[id(t)]})
 
 
 def _mapped(state: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -221,7 +224,7 @@ def read(
     """
     try:
         loaded = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
-        return _put_back(loaded, _ON_DEVICE, lambda tensor: tensor.to(device))
+        return _put_back(loaded, _ON_DEVICE, lambda tensor: on_device(device, tensor))
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         what = f", since it has {found[1]}" if found else ""

@@ -12,6 +12,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from ecrm.allocate import CPU
+from ecrm.transport.gpu_copies import on_device, on_host
 
 
 def _sgd(parameters: Tensor, gradient: Tensor, state: list[Tensor], rate: float) -> None:
@@ -91,7 +92,7 @@ class FlatDenseReplica:
     ) -> None:
         self.module, self.device = module, device
         parameters = list(module.parameters())
-        self._flat = torch.cat([p.detach().reshape(-1) for p in parameters]).to(device)
+        self._flat = on_device(device, torch.cat([p.detach().reshape(-1) for p in parameters]))
         self._gradient = torch.zeros(self._flat.numel() + 1, device=device)
         start = 0
         for parameter in parameters:
@@ -122,7 +123,7 @@ class FlatDenseReplica:
 
         `dense_sha256` is taken over them.
         """
-        return [tensor.to(CPU) for tensor in (self._flat, *self._state)]
+        return on_host(self._flat, *self._state)
 
     def begin_slot(self) -> None:
         """Zero the gradients that the next backward adds to."""
@@ -131,13 +132,13 @@ class FlatDenseReplica:
     def contribution(self, loss_share: Tensor) -> Tensor:
         """The gradients since `begin_slot`, then the slot's share of the loss, float32 [P + 1].
 
-        A copy, on the CPU.
+        A copy, on the CPU. Waits for all copies from a GPU that were begun.
         """
         self._gradient[-1] = loss_share
-        return self._gradient.to(CPU, copy=True)
+        return self._gradient.clone() if self._gradient.is_cpu else on_host(self._gradient)[0]
 
     def apply(self, total: Tensor, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
-        gradient = total[:-1].to(self.device)
+        gradient = on_device(self.device, total[:-1])
         self._update(self._flat, gradient, self._state, self._learning_rate)
         self.loss_sum += total[-1].double()
 
@@ -153,10 +154,10 @@ class FlatDenseReplica:
             tensor.copy_(saved)
 
     def export(self) -> list[Tensor]:
-        return [tensor.to(CPU) for tensor in self._saved]
+        return on_host(*self._saved)
 
     def present(self) -> list[Tensor]:
-        return [tensor.to(CPU) for tensor in self._tensors()]
+        return on_host(*self._tensors())
 
     def is_finite(self, state: Sequence[Tensor]) -> bool:
         trained = state[: 1 + len(self._state)]  # not the sum of losses, nor notes of steps
@@ -165,5 +166,5 @@ class FlatDenseReplica:
     def load(self, state: Sequence[Tensor]) -> None:
         # the parameters alone: all else is as it was
         for received, saved in zip(state, self._saved, strict=len(state) > 1):
-            saved.copy_(received.view(saved.shape))
+            saved.copy_(on_device(saved.device, received).view(saved.shape))
         self.undo()

@@ -10,6 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.model.replica import FlatDenseReplica
+from ecrm.transport.gpu_copies import coming, on_device
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class SlotBatch:
             return self
         return replace(
             self,
-            dense=self.dense.to(device),
-            labels=self.labels.to(device),
-            places=self.places.to(device),
+            dense=on_device(device, self.dense),
+            labels=on_device(device, self.labels),
+            places=on_device(device, self.places),
         )
 
 
@@ -50,7 +51,8 @@ class SlotForward:
     """A slot between forward and backward, on the device of its model.
 
     `loss` is the slot's share of the loss, with the graph that leads to its rows' `values`, [U, D].
-    `logits` are float32 [B], detached. `sums` is where the rows' gradients go, on the CPU.
+    `logits` are float32 [B], detached, on the CPU: there once `backward` is through. `sums` is
+    where the rows' gradients go, on the CPU.
     """
 
     batch: SlotBatch
@@ -73,10 +75,10 @@ def forward(
     is the slot's share of the mean over the global batch, so shares and gradients add up.
     """
     batch = batch.on(replica.device)
-    values = values.to(replica.device).detach().requires_grad_()
+    values = on_device(replica.device, values).detach().requires_grad_()
     logits = replica.module(batch.dense, values, batch.places, None if values.is_cuda else sums)
     loss = binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum") / global_batch
-    return SlotForward(batch, values, loss, logits.detach(), sums)
+    return SlotForward(batch, values, loss, coming(logits.detach()), sums)
 
 
 def backward(replica: FlatDenseReplica, slot: SlotForward) -> tuple[Tensor, Tensor]:
@@ -90,5 +92,6 @@ def backward(replica: FlatDenseReplica, slot: SlotForward) -> tuple[Tensor, Tens
     gradients = slot.values.grad
     assert gradients is not None
     if gradients.is_cuda:
-        gradients = gradients.cpu() if slot.sums is None else slot.sums.copy_(gradients)
+        gradients = coming(gradients, slot.sums)
+    # waits for all copies to the CPU that were begun
     return gradients, replica.contribution(slot.loss.detach())

@@ -8,10 +8,11 @@ import signal
 import sys
 import threading
 import time
+import weakref
 
 import torch
 
-from ecrm.transport.pinned import register
+from ecrm.transport.pinned import register, unregister
 from ecrm.transport.pulse import ASKS_EACH_LIMIT, Pulse
 
 FAULT_WORDS = 60
@@ -54,8 +55,9 @@ def say_fault(rank: int, fault: str) -> None:
 class GpuPulse:
     """Asks a GPU for its pulse; the answers are for this rank's guard.
 
-    An answer comes once everything is done that was given to the current stream before. A GPU that
-    is lost ends the process.
+    An answer comes once everything is done that was given to the current stream before. So many
+    kernels that are given at once, each of them short, look like one that hangs: whoever looks on
+    must wait for longer than they take. A GPU that is lost ends the process.
     """
 
     def __init__(self, device: torch.device, pulse: Pulse, rank: int) -> None:
@@ -63,7 +65,8 @@ class GpuPulse:
         self._lock = threading.Lock()
         words = torch.frombuffer(pulse.memory, dtype=torch.int64)
         # where that fails, the copy below waits, as everything does that a hung GPU is asked for
-        register(device, words)
+        if register(device, words):
+            weakref.finalize(self, unregister, words.data_ptr()).atexit = False
         self._answer = words[1:2]
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._answer.copy_(self._number.fill_(0))  # what first calls take is no hang

@@ -9,6 +9,7 @@ from torch import Tensor
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.kernels.records import gather_records, scatter_records
 from ecrm.protection.parity import ParityRows
+from ecrm.transport.gpu_copies import on_device
 
 
 class BackupRows(ParityRows):
@@ -57,10 +58,10 @@ class BackupRows(ParityRows):
         """
         keep = self._kept(rows)
         # the rows are kept, not the message that they came in
-        rows, records = rows[keep].clone(), records[keep].to(self.device)
+        rows, records = rows[keep].clone(), on_device(self.device, records[keep])
         self._mark(rows, False)
         if rows.numel():
-            rows = rows.to(self.device)
+            rows = on_device(self.device, rows)
             self._overwritten.append((rows, gather_records(self._words, (), rows)))
             scatter_records(self._words, (), rows, records)
 

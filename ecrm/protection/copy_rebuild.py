@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ecrm.protection.backup import BackupRows
 from ecrm.protection.rebuild import Group, Probe, Rebuild
+from ecrm.transport.gpu_copies import on_device
 
 
 class CopyRebuild(Rebuild):
@@ -33,12 +34,12 @@ class CopyRebuild(Rebuild):
         if unit:
             current[:, 0] = ~self._stale(shard, space, local)
         records = self._held(shard, space, unit, local)
-        return torch.cat([records, current.to(records.device)], dim=1)
+        return torch.cat([records, on_device(records.device, current)], dim=1)
 
     def _probe(self, shard: int, space: int, unit: int, local: slice) -> Tensor:
         """As for parity; other than zero where the record is stale, which says nothing."""
         last = super()._probe(shard, space, unit, local)
-        return last | self._stale(shard, space, local).to(last.device) if unit else last
+        return last | on_device(last.device, self._stale(shard, space, local)) if unit else last
 
     def _zeros(self, probe: Probe, sent: list[Tensor]) -> Tensor:
         return (torch.stack(sent) == 0).any(dim=0)

@@ -24,6 +24,7 @@ from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.requests.routing import ShardRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
+from ecrm.transport.gpu_copies import on_device
 from ecrm.transport.message import Part, Picked, gathered, in_groups
 from ecrm.transport.piggyback import Rounds
 
@@ -227,7 +228,7 @@ class ErasureProtection(Protection):
                 residue = self.shape.residue_of_unit(shard, k + t)
                 data = torch.stack([units[residue, unit, t] for unit in range(k)])
                 held = parity.read(periods * m + t)
-                expected = decode(data.to(held.device), self._coefficients[t : t + 1])[0]
+                expected = decode(on_device(held.device, data), self._coefficients[t : t + 1])[0]
                 checked += periods.numel()
                 wrong += int((expected != held).any(dim=1).sum())
         return checked, wrong

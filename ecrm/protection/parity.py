@@ -42,7 +42,7 @@ class ParityRows:
 
     def read(self, rows: Tensor) -> Tensor:
         """Records, uint8 [R, record bytes]."""
-        return self.records.index_select(0, rows.to(self.device))
+        return self.records.index_select(0, on_device(self.device, rows))
 
     def last_bytes(self, rows: slice) -> Tensor:
         """The last byte of each record, uint8 [R]."""
@@ -50,7 +50,7 @@ class ParityRows:
 
     def restore(self, rows: Tensor, records: Tensor) -> None:
         """Fill in missing parity rows, uint8 [R, B]."""
-        self.records[rows.to(self.device)] = records.to(self.device)
+        self.records[on_device(self.device, rows)] = on_device(self.device, records)
         if rows.numel():
             assert self.missing is not None, "only missing rows are restored"
             self.missing.remove(rows)
@@ -75,11 +75,11 @@ class ParityRows:
             parity_apply(self.records, rows, coefficient, deltas, unique=True)
         self._log.clear()
         if self.missing is not None:
-            self.records[self.missing.undo().to(self.device)] = 0
+            self.records[on_device(self.device, self.missing.undo())] = 0
 
     def correct(self, rows: Tensor, error: Tensor) -> None:
         """Take an error, uint8 [record bytes], out of rows for good."""
-        self.records[rows.to(self.device)] ^= error.to(self.device)
+        self.records[on_device(self.device, rows)] ^= on_device(self.device, error)
 
     def committed(self) -> None:
         """Forget the log."""

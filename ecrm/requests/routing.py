@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +15,15 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.requests.stand_in import StandIn
 from ecrm.storage.hosted import HostedShard, ShardSpace
+from ecrm.transport.gpu_copies import on_device
 from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, matrix_on
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
 ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE, SLOT_STATE, OVER = range(11)
 
+
+RowMemory = Callable[[int, int], Tensor]
+"""(rows, floats of each) -> memory for them on the host, float32, holding anything."""
 
 Parts = dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]]
 """By slot and space, of each shard: its number, places among the rows asked for, local rows."""
@@ -118,12 +122,15 @@ class SlotRequests:
         return {head[1:]: rows for tensors in came for head, rows in in_groups(tensors, 2)}
 
     def collect(
-        self, *replies: Mapping[int, Sequence[Received]], remember: bool = True
+        self,
+        *replies: Mapping[int, Sequence[Received]],
+        remember: bool = True,
+        memory: RowMemory = torch.empty,
     ) -> dict[int, list[Tensor]]:
         """Rows of each slot that wants them, by space, in the order asked, float32 [U, dim].
 
-        They come from all `replies` together. A stand-in is to `remember` them, and to count what
-        it gives.
+        They come from all `replies` together, and lie in `memory`. A stand-in is to `remember`
+        them, and to count what it gives.
         """
         found = self.found(*replies)
         result: dict[int, list[Tensor]] = {
@@ -145,7 +152,7 @@ class SlotRequests:
                     for shard, place, _ in self._away[slot, space]
                 )
                 pieces += [(place, values, None) for place, values in given]
-            values = torch.empty(wanted.numel(), self._widths[space])
+            values = memory(wanted.numel(), self._widths[space])
             for place, piece, picked in pieces:
                 scatter_records(values, (), place, piece.view(torch.uint8), picked=picked)
             result[slot].append(values)
@@ -331,7 +338,7 @@ class ShardRequests:
             seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8, device=device)
             for slot, place in asked.places:
                 values, picked = matrix_on(device, gradients[slot, shard, space], place.numel())
-                places = place.to(device)
+                places = on_device(device, place)
                 scatter_add(sums, places, values, seen=seen, picked=picked, unique=True)
             hosted.update(asked.rows, sums, keep_deltas, step)
 

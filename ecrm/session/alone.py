@@ -94,6 +94,7 @@ class LoneRun:
             EnginePolicy(),
             Hooks(troubled=watch.losses, skipped=watch.skipped),
             sparse_rate=wanted.sparse_rate,
+            slots_on=wanted.device,
         )
         self.progress = SessionProgress(
             wanted.steps,

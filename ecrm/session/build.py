@@ -295,6 +295,7 @@ def _engine(
         durable=run.durable.tier,
         allocate=allocate,
         device=device_of(config, "storage.device"),
+        slots_on=wanted.device,
         sparse_rate=wanted.sparse_rate,
     )
 

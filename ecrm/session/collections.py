@@ -24,6 +24,7 @@ from ecrm.session.layout import Entry, Layout, check_ids
 from ecrm.session.pooling import pool, spread
 from ecrm.session.row_source import RowSource
 from ecrm.session.table_stand_in import check_loads, check_stays
+from ecrm.transport.gpu_copies import on_device
 
 LookedUp = tuple[tuple[Entry, ...], str, Tensor, Tensor]
 """Entries of a group, pooling, fetched rows [U, D] and places among them [n]."""
@@ -173,7 +174,7 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
                 parts = bags.split([jagged[entry.feature].lengths().numel() for entry in entries])
                 for entry, part in zip(entries, parts):
                     pooled[entry.number] = part
-            values = process_pooled_embeddings(pooled, inverse.to(device))
+            values = process_pooled_embeddings(pooled, on_device(device, inverse))
         return KeyedTensor(
             keys=self._embedding_names,
             length_per_key=self._lengths_per_embedding,
@@ -260,7 +261,9 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
             for entry, member, values in zip(entries, members, parts):
                 found[names[entry.number]] = JaggedTensor(
                     values=values,
-                    lengths=member.lengths().to(rows.device),
-                    weights=member.values().to(rows.device) if self.need_indices() else None,
+                    lengths=on_device(rows.device, member.lengths()),
+                    weights=on_device(rows.device, member.values())
+                    if self.need_indices()
+                    else None,
                 )
         return {name: found[name] for name in names}

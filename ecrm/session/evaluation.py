@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecrm.allocate import CPU
 from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
 from ecrm.engine.slot_faults import EVALUATION, Place
@@ -22,6 +21,7 @@ from ecrm.session.feed import Drawn, Feed
 from ecrm.session.other_data import no_batches
 from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.slot_work import Doing
+from ecrm.transport.gpu_copies import on_device, on_host
 from ecrm.transport.message import tensors
 
 EvalBatches = Indexed | Sequence[Any]
@@ -86,7 +86,7 @@ class Evaluation:
                 "session.gather belongs into the body of the loop over session.eval_batches"
             )
         for name, tensor in named.items():
-            whole = torch.as_tensor(tensor).detach().to(CPU)
+            (whole,) = on_host(torch.as_tensor(tensor).detach())
             self._parts[f"{self._number} {name}"] = whole.reshape(whole.shape or (1,)).clone()
 
     def run(self, batches: EvalBatches) -> Generator[Any, None, dict[str, Tensor]]:
@@ -127,7 +127,7 @@ class Evaluation:
             self._doing("")
             values = engine.lookup({slot: rows.rows for slot, (_, rows) in mine.items()})
             for slot, (batch, rows) in mine.items():
-                here = [of_space.to(self._replica.device) for of_space in values[slot]]
+                here = [on_device(self._replica.device, of_space) for of_space in values[slot]]
                 self._source.current = FetchedRows(here, rows)
                 self._number = at * slots + slot
                 self._replica.begin_slot(slot)  # with the buffers of the step

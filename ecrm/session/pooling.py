@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from ecrm.kernels.scatter_add import scatter_add
+from ecrm.transport.gpu_copies import on_device, on_host
 
 
 def pool(
@@ -65,10 +66,10 @@ class _Pool(torch.autograd.Function):
             lengths, places, weights = torch.ops.fbgemm.permute_1D_sparse_data(
                 order, lengths, places, weights, places.numel()
             )
-        ends = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths).to(rows.device)
-        weights = None if weights is None else weights.to(rows.device)
+        ends = on_device(rows.device, torch.ops.fbgemm.asynchronous_complete_cumsum(lengths))
+        weights = None if weights is None else on_device(rows.device, weights)
         bags: Tensor = embedding_bag(
-            places.to(rows.device),
+            on_device(rows.device, places),
             rows,
             ends,
             mode=mode,
@@ -85,18 +86,18 @@ class _Pool(torch.autograd.Function):
         gradients, numbers = _of_bags(gradients, ctx.features, rows.shape[1])
         one_each = bool((lengths == 1).all())
         bags = numbers if one_each else torch.repeat_interleave(numbers, lengths)
-        places, bags = places.to(rows.device), bags.to(rows.device)
+        places, bags = on_device(rows.device, places), on_device(rows.device, bags)
         if ctx.mode == "mean":
             counts = torch.ones(len(gradients), dtype=lengths.dtype)
             counts[numbers] = lengths.clamp(min=1)
-            gradients = gradients / counts.unsqueeze(1).to(rows.device)
+            gradients = gradients / on_device(rows.device, counts.unsqueeze(1))
         if weights is None:
             of_rows = _summed(rows, [(places, gradients, bags)])
         else:
             of_uses = gradients.index_select(0, bags)
             if ctx.needs_input_grad[4]:
-                of_weights = (rows.index_select(0, places) * of_uses).sum(1).to(weights.device)
-            weighted = of_uses * weights.unsqueeze(1).to(rows.device)
+                (of_weights,) = on_host((rows.index_select(0, places) * of_uses).sum(1))
+            weighted = of_uses * on_device(rows.device, weights.unsqueeze(1))
             of_rows = _summed(rows, [(places, weighted, None)])
         return of_rows, None, None, None, of_weights, None
 
@@ -127,7 +128,7 @@ def _by_sample(of_bags: Tensor, features: int) -> Tensor:
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
-        places = tuple(part.to(rows.device) for part in places)
+        places = tuple(on_device(rows.device, part) for part in places)
         ctx.save_for_backward(rows, *places)
         return tuple(rows.index_select(0, part) for part in places)
 
@@ -146,7 +147,9 @@ def _summed(rows: Tensor, uses: Iterable[tuple[Tensor, Tensor, Tensor | None]]) 
     for places, values, picked in uses:
         scatter_add(sums, places, values, picked=picked, seen=seen)
     unused = seen == 0
-    if unused.any():
+    if rows.is_cuda:  # which is not waited for
+        sums.masked_fill_(unused.unsqueeze(1), 0.0)
+    elif unused.any():
         sums[unused] = 0
     return sums
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from ecrm.allocate import CPU
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import Place
@@ -24,6 +27,7 @@ class Wanted:
     - `sparse_rate`: a factor on the learning rates of rows, by step; None for 1.
     - `open_end`: whether the data may end before that, nobody knows when.
     - `check_steps`: as `Started.check_steps`, wanted by the script.
+    - `device`: where the module is trained.
     """
 
     tables: Sequence[Table]
@@ -34,6 +38,7 @@ class Wanted:
     sparse_rate: Callable[[int], float] | None
     check_steps: int = 0
     open_end: bool = False
+    device: torch.device = CPU
 
 
 def _ignore(*_: object) -> None:

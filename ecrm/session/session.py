@@ -11,7 +11,6 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from ecrm.allocate import CPU
 from ecrm.checkpoint.saved_model import open_model
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted
@@ -36,6 +35,7 @@ from ecrm.session.slot_work import SessionBatches, SlotWork
 from ecrm.session.sparse_schedule import rates_of
 from ecrm.session.step_loop import Every, Logged, SessionLoop, check_unchanged
 from ecrm.session.swap import swap
+from ecrm.transport.gpu_copies import on_host
 
 Result = TypeVar("Result")
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -365,11 +365,12 @@ class Session:
     def _dense_state(self) -> dict[str, Tensor]:
         """The module's tensors that are not tables, by the names of its state_dict."""
         self._replica.begin_slot(0)  # with the buffers of the step
-        return {
-            name: tensor.to(CPU)
+        found = {
+            name: tensor
             for name, tensor in self.model.state_dict().items()
             if isinstance(tensor, Tensor) and not tensor.is_meta
         }
+        return dict(zip(found, on_host(*found.values())))
 
     @property
     def engine(self) -> Engine:
@@ -442,6 +443,7 @@ class Session:
                 self._sparse_rate,
                 self._check_steps,
                 open_end,
+                self.device,
             )
         )
 

@@ -23,6 +23,7 @@ from ecrm.session.determinism_check import check_same
 from ecrm.session.feed import Feed
 from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.streams import ENDED
+from ecrm.transport.gpu_copies import coming, on_device
 
 Doing = Callable[[Place | str], None]
 """Called with what the user's code begins on; "" once it is through."""
@@ -176,7 +177,7 @@ class SlotWork:
     def begin(self, part: SlotStep[SessionBatch]) -> Any:
         """Prepare for the user's code on a slot; returns its batch."""
         device = self._replica.device
-        self._leaves = [values.to(device).requires_grad_() for values in part.values]
+        self._leaves = [on_device(device, values).requires_grad_() for values in part.values]
         self._engine.enter("forward")
         self._replica.begin_slot(part.slot)
         seed_slot(self._seed, part.step, part.slot)
@@ -274,7 +275,10 @@ class SlotWork:
         return ""
 
     def _gradients(self, slot: int, divisor: float) -> list[Tensor]:
-        """The slot's share of the rows' gradients, by space, in memory to be sent from."""
+        """The slot's share of the rows' gradients, by space, in memory to be sent from.
+
+        From a GPU they are on their way, and there once the replica's contribution is.
+        """
         shares = []
         for space, leaf in enumerate(self._leaves):
             share = self._engine.gradient_buffer(slot, space, len(leaf))
@@ -283,7 +287,7 @@ class SlotWork:
             elif leaf.grad.is_cpu:
                 torch.div(leaf.grad, divisor, out=share)
             else:
-                share.copy_(leaf.grad / divisor)
+                coming(leaf.grad / divisor, share)
             shares.append(share)
         return shares
 

@@ -134,6 +134,7 @@ def session_engine(
         clock=lambda: 0.0,
         sparse_rate=wanted.sparse_rate,
         device=device,
+        slots_on=wanted.device,
         durable=durable,
     )
 

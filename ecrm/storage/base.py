@@ -18,6 +18,7 @@ from ecrm.allocate import Allocate, ZerosOn, lazy_zeros
 from ecrm.kernels.records import RecordLog, gather_records, scatter_records, xor_records
 from ecrm.kernels.sparse_update import sparse_update
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
+from ecrm.transport.gpu_copies import on_device, on_host
 
 _VECTOR = 4
 """Floats that a GPU loads at once, if they begin at a multiple of as many."""
@@ -144,7 +145,8 @@ class Store(ABC):
         if len(self._parts) > 1:
             return self.read(rows, out)
         records = without_padding(self.read(rows), self.kept_bytes)
-        return records.cpu() if out is None else out.copy_(records)
+        (here,) = on_host(records)
+        return here if out is None else out.copy_(here)
 
     def read_tail(self, rows: Tensor) -> Tensor:
         """What follows the rows in their records, uint8 [R, B - 4 dim]."""
@@ -156,7 +158,7 @@ class Store(ABC):
 
     def updated(self, rows: Tensor) -> Tensor:
         """Bool [R]: whether each row was ever updated; the record of one that was not is zeros."""
-        return (self._touched.index_select(0, self._here(rows)) != 0).cpu()
+        return on_host(self._touched.index_select(0, self._here(rows)) != 0)[0]
 
     def last_bytes(self, rows: slice) -> Tensor:
         """The last byte of each record, uint8 [R]: zero just where the row was never updated."""
@@ -284,7 +286,7 @@ class Store(ABC):
 
     def _here(self, rows: Tensor) -> Tensor:
         """Row numbers where the rows lie, once for each call: all that is private takes them so."""
-        return rows.to(self.device)
+        return on_device(self.device, rows)
 
     def _fresh(self, rows: Tensor) -> Tensor:
         """Places in `rows` of those never updated, int64."""

@@ -12,6 +12,7 @@ from ecrm.kernels.records import merge_records
 from ecrm.storage.base import Store
 from ecrm.storage.missing_rows import MissingRows
 from ecrm.storage.undo import Deltas, UndoLog
+from ecrm.transport.gpu_copies import on_device
 
 ShardSpace = tuple[int, int]
 """(shard, row space) numbers."""
@@ -67,7 +68,7 @@ class HostedShard:
 
     def restore(self, rows: Tensor, records: Tensor) -> None:
         """Fill in missing rows with recovered records, uint8 [R, record bytes], on any device."""
-        self.store.write(rows, records.to(self.store.device))
+        self.store.write(rows, on_device(self.store.device, records))
         if rows.numel():
             assert self.missing is not None, "only missing rows are restored"
             self.missing.remove(rows)
@@ -122,7 +123,7 @@ class HostedShard:
         )
         merging = self._log.expect(rows)
         for some, log in merging:
-            merge_records(log, rows[some].to(device), nothing[some])
+            merge_records(log, on_device(device, rows[some]), nothing[some])
         if not merging:
             space = self._log.space(rows.numel()).view(torch.uint8)
             self._log.keep(rows, space.copy_(nothing))
@@ -131,7 +132,7 @@ class HostedShard:
         """Take an error, uint8 [R, record bytes], on any device, out of rows for good."""
         if self.touched is not None:
             self.touched[rows] = True
-        self.store.xor(rows, error.to(self.store.device))
+        self.store.xor(rows, on_device(self.store.device, error))
 
     def deltas_since_commit(self) -> Deltas:
         """What changed since the commit: of one `update` in its order, of several unit by unit.

@@ -12,6 +12,7 @@ from ecrm.kernels.hash_uniform import begin_rows, hash_uniform
 from ecrm.kernels.records import scatter_records
 from ecrm.placement.initial_values import FileValues, InitFunction, Uniform, Values
 from ecrm.placement.tables import RowSpace, Table
+from ecrm.transport.gpu_copies import on_device, on_host
 
 
 class InitialRows:
@@ -47,9 +48,11 @@ class InitialRows:
                 continue
             of_table = rows[here] - self._space.offsets[number]
             if isinstance(table.initial, Values | FileValues):
-                values[here] = table.initial.values[of_table.cpu()].to(rows.device)
+                (numbers,) = on_host(of_table)
+                values[here] = on_device(rows.device, table.initial.values[numbers])
             elif isinstance(table.initial, InitFunction):
-                values[here] = self._filled(number, table.initial, of_table).to(rows.device)
+                made = self._filled(number, table.initial, of_table)
+                values[here] = on_device(rows.device, made)
             else:
                 values[here] = _shifted(values[here], table.initial)
         return values
@@ -83,8 +86,8 @@ class InitialRows:
     def _tables_on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Offsets, numbers and bounds of tables, on a device."""
         if device not in self._tables:
-            offsets, numbers, bounds = self._tables[CPU]
-            self._tables[device] = offsets.to(device), numbers.to(device), bounds.to(device)
+            offsets, numbers, bounds = (on_device(device, each) for each in self._tables[CPU])
+            self._tables[device] = offsets, numbers, bounds
         return self._tables[device]
 
     def _filled(self, number: int, initial: InitFunction, rows: Tensor) -> Tensor:

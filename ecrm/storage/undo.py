@@ -12,6 +12,7 @@ from ecrm.allocate import CPU, Allocate, ReusableBuffer, lazy_zeros
 from ecrm.kernels.records import RecordLog, merge_records
 from ecrm.kernels.unit_order import split_by_unit
 from ecrm.storage.base import Store
+from ecrm.transport.gpu_copies import on_device, on_host
 
 Deltas = list[tuple[Tensor, Tensor]]
 """Parts of local rows, int64 [R], and old XOR new records, uint8 [R, B]; no row comes twice.
@@ -62,7 +63,9 @@ class UndoLog:
         # a log for each unit once there were two updates between two commits
         self._merged: list[RecordLog] = []
         # of the logs that grow; each begins at 16 bytes, so that one compiled kernel serves all
-        self._counters = torch.zeros(units if self._grows else 0, 2, dtype=torch.int64).to(device)
+        self._counters = torch.zeros(
+            units if self._grows else 0, 2, dtype=torch.int64, device=device
+        )
         self._most_space = 0  # rows
         self._most_merged = [0] * units
 
@@ -164,13 +167,13 @@ class UndoLog:
             self._merged, rows.split(counts), delta.split(counts), strict=True
         ):
             self._make_room(log, len(some))
-            merge_records(log, some.to(self._device), change)
+            merge_records(log, on_device(self._device, some), change)
 
     def _settle(self) -> list[Tensor]:
         """Make all counts exact, and return the rows of each log, on the CPU, in one copy."""
         ends = list(accumulate((log.count for log in self._merged), initial=self._counters.numel()))
         parts = [self._counters.flatten(), *(_held(log)[0] for log in self._merged)]
-        copy = torch.cat(parts).cpu()
+        (copy,) = on_host(torch.cat(parts))
         for log, count in zip(self._merged, copy[: ends[0] : 2].tolist(), strict=True):
             log.count = count
         return [copy[end : end + log.count] for end, log in zip(ends, self._merged)]

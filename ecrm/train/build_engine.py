@@ -94,4 +94,5 @@ def build_engine(
         durable=durable,
         allocate=allocate,
         device=device_of(config, "storage.device"),
+        slots_on=device_of(config, "train.device"),
     )

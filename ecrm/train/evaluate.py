@@ -20,6 +20,7 @@ from ecrm.model.slot_batch import SlotBatch
 from ecrm.train.build_engine import dense_of
 from ecrm.train.finite import origin
 from ecrm.transport.base import PeerFailure
+from ecrm.transport.gpu_copies import on_device, on_host
 from ecrm.transport.message import tensors
 
 
@@ -117,8 +118,9 @@ def evaluate(
         with torch.no_grad():
             for slot, batch in batches.items():
                 replica, labels = dense_of(engine), batch.labels
-                batch, rows = batch.on(replica.device), values[slot][0].to(replica.device)
-                logits = replica.module(batch.dense, rows, batch.places).cpu()
+                batch = batch.on(replica.device)
+                rows = on_device(replica.device, values[slot][0])
+                (logits,) = on_host(replica.module(batch.dense, rows, batch.places))
                 if not scores.add(slot, labels, logits) and slot not in troubles:
                     troubles[slot] = origin(replica.module, batch, rows, engine.state.spaces[0])
     return _gather(engine, scores, troubles, dataset.eval_rows)

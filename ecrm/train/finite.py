@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ecrm.model.slot_batch import SlotBatch
 from ecrm.placement.tables import RowSpace
+from ecrm.transport.gpu_copies import on_host
 
 
 def origin(module: nn.Module, batch: SlotBatch, values: Tensor, space: RowSpace) -> str:
@@ -16,7 +17,8 @@ def origin(module: nn.Module, batch: SlotBatch, values: Tensor, space: RowSpace)
 
     `values` are the rows of the slot, [U, D]. Batch and values are on the module's device.
     """
-    bad = batch.rows[~values.isfinite().all(1).cpu()].tolist()
+    (finite,) = on_host(values.isfinite().all(1))
+    bad = batch.rows[~finite].tolist()
     if bad:
         return f"in {space.in_words(bad)}"
     for name, parameter in module.named_parameters():

@@ -148,9 +148,9 @@ class Trainer:
             )
         engine.enter("backward")
         for part, between in zip(parts, forwards, strict=True):
-            part.result = self._result(part.step, between)
+            part.result = self._result(part, between)
 
-    def _result(self, step: int, between: SlotForward) -> SlotResult:
+    def _result(self, part: SlotStep[SlotBatch], between: SlotForward) -> SlotResult:
         dense = dense_of(self._engine)
         gradients, contribution = backward(dense, between)
         loss = contribution[-1:]
@@ -158,6 +158,5 @@ class Trainer:
         if not math.isfinite(float(loss)):
             space = self._engine.state.spaces[0]
             trouble = origin(dense.module, between.batch, between.values, space)
-        logits, labels = between.logits.cpu(), between.batch.labels.cpu()
-        note = self._progress.note(step, loss, logits, labels)
+        note = self._progress.note(part.step, loss, between.logits, part.batch.labels)
         return SlotResult([gradients], contribution, note, trouble)

@@ -1,10 +1,14 @@
-"""Copies between a GPU and memory of the host, on streams of their own, beside what it computes."""
+"""Copies between a GPU and memory of the host, on streams of their own, beside what it computes.
+
+All copies of this project go this way, but for those of kernels. The host does not wait for one to
+the GPU, and waits once for several from there.
+"""
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,45 +16,66 @@ from torch import Tensor
 from ecrm import imitated_gpu
 from ecrm.transport import pinned
 
+WINDOW = 64 << 20
+"""Bytes copied to the host at once, at most, by `on_host`."""
+
+MOST_HELD = 1 << 30
+"""Bytes of the host that copies may still read before they are waited for."""
+
 
 class Copies(ABC):
     """Copies that begin at once and are waited for together."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._from: list[Tensor] = []  # host memory that copies still read
+        self._used: list[Tensor] = []  # by copies that may be under way
+        self._used_bytes = 0
 
     def to_host(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Begin to copy tensors of the GPU to the host: (from, to) each, alike and contiguous.
+        """Begin to copy tensors of the GPU to the host: (from, to) each, alike.
 
-        The copies come after what the current stream was given before. Until `wait` the one may not
-        be changed, nor the other be read.
+        What is written is contiguous. The copies come after what the current stream was given
+        before. Until `wait` the one may not be changed, nor the other be read.
         """
-        in_pieces = [
-            (_bytes(there)[piece], _bytes(here)[piece])
-            for there, here in pairs
-            if there.numel()
-            for piece in pinned.pieces(self.device, here)
-        ]
-        self._queue(in_pieces)
+        pairs = [(_bytes(there), _bytes(here)) for there, here in pairs if there.numel()]
+        self._queue(
+            [
+                (there[piece], here[piece])
+                for there, here in pairs
+                for piece in pinned.pieces(self.device, here)
+            ]
+        )
+        self._use(there for there, _ in pairs)
 
     def to_device(self, here: Tensor) -> Tensor:
-        """A copy on the GPU of a contiguous tensor of the host, which may not change until `wait`.
+        """A copy on the GPU of a contiguous tensor of the host, for which the host does not wait.
 
-        What the current stream is given afterwards comes after the copy. The host does not wait,
-        where the tensor lies in pinned or lent memory.
+        What the current stream is given afterwards comes after the copy. Pinned or lent memory may
+        not change until `wait`. Other memory is copied before this returns.
         """
+        if not (pinned.is_lent(here) or here.is_pinned()):
+            if here.nbytes <= pinned.SMALL:
+                return here.to(self.device, non_blocking=True)
+            here = pinned.pinned_like(here).copy_(here)
         there = self._empty_like(here)
-        if here.numel():
-            split = pinned.pieces(self.device, here)
-            self._arrive(there, [(_bytes(here)[piece], _bytes(there)[piece]) for piece in split])
-            self._from.append(here)
+        split = pinned.pieces(self.device, here)
+        self._arrive(there, [(_bytes(here)[piece], _bytes(there)[piece]) for piece in split])
+        self._use([here])
         return there
 
     def wait(self) -> None:
         """Wait until all copies are done."""
         self._wait()
-        self._from.clear()
+        self._used.clear()
+        self._used_bytes = 0
+        pinned.waited()
+
+    def _use(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            self._used.append(tensor)
+            self._used_bytes += tensor.nbytes
+        if self._used_bytes > MOST_HELD:
+            self.wait()
 
     @abstractmethod
     def _queue(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None: ...
@@ -126,10 +151,48 @@ def copies_of(device: torch.device) -> Copies:
 
 
 def on_device(device: torch.device, here: Tensor) -> Tensor:
-    """A tensor that came, on a device. A copy for a GPU is not waited for, as `to_device` says."""
+    """A tensor on a device. A copy for a GPU is not waited for, as `to_device` says."""
     if here.device.type == device.type:
         return here
-    return copies_of(device).to_device(here.contiguous())
+    return copies_of(device).to_device(here.detach().contiguous())
+
+
+def coming(there: Tensor, here: Tensor | None = None) -> Tensor:
+    """A tensor on the host. A copy of one of a GPU is there after the next `wait` or `on_host`.
+
+    It lies `here`, contiguous, if that is given.
+    """
+    if there.is_cpu:
+        return there
+    here = pinned.pinned_like(there) if here is None else here
+    copies_of(there.device).to_host([(there.detach(), here)])
+    return here
+
+
+def on_host(*tensors: Tensor) -> list[Tensor]:
+    """The tensors on the host, those of one GPU copied there, with one wait for WINDOW bytes.
+
+    Waits for all copies that were begun before, too.
+    """
+    there = [tensor for tensor in tensors if not tensor.is_cpu]
+    if not there:
+        return list(tensors)
+    if sum(tensor.nbytes for tensor in there) > WINDOW:
+        return [tensor if tensor.is_cpu else _in_windows(tensor) for tensor in tensors]
+    here = [coming(tensor) for tensor in tensors]
+    copies_of(there[0].device).wait()
+    return here
+
+
+def _in_windows(there: Tensor) -> Tensor:
+    """A copy in ordinary memory of the host, through pinned memory."""
+    copies, here = copies_of(there.device), torch.empty(there.shape, dtype=there.dtype)
+    memory = pinned.pinned(min(there.nbytes, WINDOW))
+    for source, target in zip(_bytes(there).split(WINDOW), _bytes(here).split(WINDOW)):
+        copies.to_host([(source, memory[: len(source)])])
+        copies.wait()
+        target.copy_(memory[: len(source)])
+    return here
 
 
 def _bytes(tensor: Tensor) -> Tensor:

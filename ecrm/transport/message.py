@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ecrm.transport.gpu_copies import on_device
-from ecrm.transport.pinned import pinned
+from ecrm.transport.pinned import memory_to_send
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ def matrix_on(
     if device.type == "cpu":
         return matrix(came, rows)
     if isinstance(came, Picked) and came.source.is_cpu:
-        memory = pinned(came.numel() * came.element_size()).view(came.source.dtype)
+        size = came.numel() * came.element_size()
+        memory = memory_to_send(size).view(came.source.dtype)
         came = came.gathered(memory.view(rows, *came.source.shape[1:])).reshape(-1)
     return on_device(device, gathered(came)).view(rows, -1), None
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ecrm.allocate import lazy_zeros
-from ecrm.transport.pinned import lend
+from ecrm.transport.pinned import freed, lend
 
 ADDRESS_SPACE = 4
 """Addresses set aside for a rank's shared memory, in times of this machine's memory.
@@ -105,6 +105,7 @@ class OwnMemory:
         self._calls += 1
         while self._freed and self._freed[0][0] + 2 <= self._calls:
             _, start, size = self._freed.pop(0)
+            freed(self.memory[start : start + size])  # what is registered stays
             with contextlib.suppress(OSError):  # then it stays
                 self._map.madvise(mmap.MADV_REMOVE, start, size)
 

@@ -13,7 +13,7 @@ from ecrm.allocate import ZerosOn
 from ecrm.transport.base import Transport, WrappedTransport
 from ecrm.transport.gpu_copies import copies_of
 from ecrm.transport.message import Part, Picked, Received
-from ecrm.transport.pinned import SMALLEST, Arena, pinned
+from ecrm.transport.pinned import Arena, memory_to_send
 
 
 class StagedTransport(WrappedTransport):
@@ -90,9 +90,7 @@ class StagedTransport(WrappedTransport):
 
 
 def _receive_memory(size: int) -> np.ndarray:
-    if size < SMALLEST:
-        return np.empty(size, np.uint8)
-    memory: np.ndarray = pinned(size).numpy()
+    memory: np.ndarray = memory_to_send(size).numpy()
     return memory
 
 

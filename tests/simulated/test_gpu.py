@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.allocate import ZerosOn
+from ecrm.allocate import ZerosOn, lazy_zeros
 from ecrm.engine.hooks import Hooks
 from ecrm.imitated_gpu import HostMemoryExpected, ImitatedTensor, imitated_gpu
 from ecrm.kernels import dispatch
@@ -18,14 +18,32 @@ from ecrm.simulate.simulation import Failed, run_schedule
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage.base import Store
 from ecrm.storage.undo import UndoLog
+from ecrm.transport import pinned
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Picked
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
+from ecrm.transport.simulated import transport as simulated_transport
 from ecrm.transport.staged import StagedTransport
+from support.gpu_waits import waits_for_gpu
 from support.gpus import Gpu
 from support.training import train
 
 IMITATED = Gpu("imitated")
+
+
+@pytest.fixture
+def lends(monkeypatch):
+    """What simulated ranks share is registered as what real ones lend, in tiny chunks."""
+    kept = []
+
+    def zeros(*shape, dtype=np.float32):
+        memory = lazy_zeros(*shape, dtype=dtype)
+        kept.append(memory.numpy().reshape(-1).view(np.uint8))
+        pinned.lend(kept[-1], read_only=False)
+        return memory
+
+    monkeypatch.setattr(pinned, "CHUNK", 256)
+    monkeypatch.setattr(simulated_transport, "lazy_zeros", zeros)
 
 
 @pytest.fixture
@@ -122,10 +140,14 @@ def test_ranks_with_a_gpu_and_without_work_together(gpu, on_cpu, spare_on, prote
     assert found == expected
 
 
-def test_kernels_end_with_the_digests_of_the_cpu(gpu):
+def test_kernels_end_with_the_digests_of_the_cpu(gpu, lends):
     """Interpreted ones on an imitated GPU."""
     expected, died, _ = finished(SMALL)
-    assert finished(replace(SMALL, rows_on=gpu.name))[:2] == (expected, died)
+    with waits_for_gpu() as waits:
+        assert finished(replace(SMALL, rows_on=gpu.name))[:2] == (expected, died)
+    if gpu.is_imitated:
+        between = {"erasure _verify_periods"}
+        assert {"staged _wait"} <= set(waits) - between <= {"staged _wait", "undo _settle"}
     assert died == [1]
     taken = dispatch.taken()
     for operation in ("sparse_update", "scatter_add", "parity_apply", "decode", "merge_records"):
@@ -257,12 +279,18 @@ def trained_on_cpu(tmp_path_factory, criteo_rows):
     "devices", [("train",), pytest.param(("train", "storage"), marks=pytest.mark.drill)]
 )
 def test_the_built_in_trainer_ends_with_the_model_of_the_cpu(
-    tmp_path, criteo_rows, devices, trained_on_cpu, reference
+    tmp_path, criteo_rows, devices, trained_on_cpu, reference, lends
 ):
     on_gpu = words({**{f"{device}.device": "cuda" for device in devices}, **IMITATED.sets})
     # a trainer in its backward, and its heir
     faults = [PhaseFault(3, 2, "backward"), PhaseFault(5, 3, "forward")]
-    with_gpu = train(tmp_path / "gpu", criteo_rows, *SHORT, *on_gpu, faults=faults)
+    with waits_for_gpu() as waits:
+        with_gpu = train(tmp_path / "gpu", criteo_rows, *SHORT, *on_gpu, faults=faults)
+    in_steps = {"replica contribution", "staged _wait", "undo _settle"}
+    between = {"evaluate evaluate", "replica state_tensors", "replica export", "write _windows"}
+    between |= {"base read_to_host", "erasure _verify_periods"}
+    assert {place for place in waits if "kernel" not in place} - between <= in_steps
+    assert "replica contribution" in waits
     assert sorted(with_gpu.killed) == [3, 5]
     assert with_gpu.summary["model_sha256"] == trained_on_cpu.summary["model_sha256"]
     assert with_gpu.summary["eval_auc"] == trained_on_cpu.summary["eval_auc"]

@@ -11,9 +11,14 @@ import pytest
 import torch
 
 from ecrm import imitated_gpu as imitation
-from ecrm.allocate import lazy_zeros
+from ecrm.allocate import CPU, ZerosOn, lazy_zeros
 from ecrm.imitated_gpu import imitated_gpu
+from ecrm.kernels import dispatch
+from ecrm.model.dlrm import build_dense_parts
+from ecrm.model.replica import FlatDenseReplica
+from ecrm.model.slot_batch import SlotBatch, backward, forward
 from ecrm.process.gpu import GpuPulse, fault_in_words, is_lost
+from ecrm.protection.backup import BackupRows
 from ecrm.transport import pinned
 from ecrm.transport.alone import LoneTransport
 from ecrm.transport.gpu_copies import copies_of, on_device
@@ -22,6 +27,7 @@ from ecrm.transport.pinned import Arena, lend, pieces
 from ecrm.transport.pulse import Pulse, Unanswered
 from ecrm.transport.shared_memory import SharedMemory
 from ecrm.transport.staged import StagedTransport
+from support.gpu_waits import waits_for_gpu
 
 
 def is_registered(gpu, address):
@@ -55,9 +61,9 @@ def test_pinned_memory_has_a_limit_and_is_counted_while_it_is_used(gpu):
         assert gpu.is_imitated or memory.is_pinned()
         view = memory.numpy()[10:]
         del memory
-        assert pinned._in_use == before + 1000
+        assert pinned._in_use == before + 1024
         assert len(pinned.pinned(5000, most=before + 2000)) == 5000  # ordinary memory
-        assert pinned._in_use == before + 1000
+        assert pinned._in_use == before + 1024
         del view
     assert pinned._in_use == before
 
@@ -108,6 +114,129 @@ def test_what_a_dead_rank_lent_can_be_copied_and_is_registered_until_nothing_use
         staged.shrink()
         if gpu.is_imitated:  # else it is unmapped by now
             assert start not in imitation.registered
+
+
+def test_what_was_lent_and_is_freed_is_registered_no_more(monkeypatch):
+    monkeypatch.setattr(pinned, "CHUNK", 4096)
+    owner = SharedMemory(2)
+    start = owner.memory.ctypes.data
+
+    def registered():
+        return sorted(
+            (address - start) // 4096
+            for address in imitation.registered
+            if 0 <= address - start < 1 << 20
+        )
+
+    with imitated_gpu() as device:
+        kept, freed = owner.allocate(4096, dtype=np.uint8), owner.allocate(10_000, dtype=np.uint8)
+        copies_of(device).to_host([(torch.ones(4096, dtype=torch.uint8, device=device), kept)])
+        on_device(device, freed)
+        copies_of(device).wait()
+        assert registered() == [0, 1, 2, 3]
+        del freed
+        owner.completed()
+        assert registered() == [0, 1, 2, 3], "others may still read it"
+        owner.completed()
+        assert registered() == [0]
+        assert kept.tolist() == [1] * 4096
+
+
+def test_lent_memory_that_is_long_unused_is_registered_no_more(monkeypatch):
+    """Who reads memory of another rank is not told that it was freed there."""
+    monkeypatch.setattr(pinned, "UNUSED", 5)
+    memory = np.zeros(100, np.uint8)
+    start = memory.ctypes.data
+    with imitated_gpu() as device:
+        lend(memory, read_only=True)
+        for _ in range(20):
+            on_device(device, torch.from_numpy(memory))
+            copies_of(device).wait()
+            assert start in imitation.registered
+        for _ in range(10):
+            copies_of(device).wait()
+        assert start not in imitation.registered
+        assert on_device(device, torch.from_numpy(memory)).cpu().tolist() == [0] * 100
+        assert start in imitation.registered
+
+
+@pytest.fixture
+def across_chunks(monkeypatch):
+    """Makes lent memory of so many bytes that reaches over several chunks."""
+    monkeypatch.setattr(pinned, "CHUNK", 64)
+    kept = []
+
+    def make(size):
+        kept.append(np.zeros(size, np.uint8))
+        lend(kept[-1], read_only=False)
+        return torch.from_numpy(kept[-1])
+
+    return make
+
+
+def test_a_plain_copy_out_of_a_chunk_is_refused_and_one_in_pieces_is_not(across_chunks):
+    memory = across_chunks(200)
+    with imitated_gpu() as device:
+        here = on_device(device, memory[:100])
+        copies_of(device).wait()
+        for mistake in (
+            lambda: memory[:100].to(device),
+            lambda: memory[100:].to(device),
+            lambda: here.copy_(memory[20:120], non_blocking=True),
+            lambda: memory[:100].copy_(here),
+        ):
+            with pytest.raises(imitation.RegisteredInPart, match="of registered memory"):
+                mistake()
+        copies_of(device).to_host([(here + 7, memory[20:120])])
+        copies_of(device).wait()
+        assert on_device(device, memory[10:130]).cpu().tolist() == [0] * 10 + [7] * 100 + [0] * 10
+
+
+def test_rows_and_gradients_of_a_slot_lie_across_chunks(across_chunks):
+    """One wait brings the gradients of rows, those of the model, and the logits."""
+    torch.manual_seed(1)
+    rows, values = torch.arange(5), torch.rand(5, 8)
+    batch = SlotBatch(torch.rand(3, 13), torch.ones(3), rows, torch.tensor([0, 1, 1, 3, 4, 2]))
+
+    def slot(device, values, sums):
+        parts = build_dense_parts("native", 13, 2, (8,), (8, 1), seed=3)
+        replica = FlatDenseReplica(parts, "sgd", 0.1, device)
+        between = forward(replica, batch, values, 3, sums)
+        return (*backward(replica, between), between.logits)
+
+    dispatch.use_on_gpu("reference")
+    expected = slot(CPU, values, torch.empty(5, 8))
+    memory = across_chunks(1000)
+    lent, sums = (part.view(torch.float32).view(5, 8) for part in memory[:320].split(160))
+    lent.copy_(values)
+    with imitated_gpu() as device, waits_for_gpu() as waits:
+        found = slot(device, lent, sums)
+        assert [place for place in waits if "kernel" not in place] == ["replica contribution"]
+    dispatch.use_on_gpu("auto")
+    assert found[0].data_ptr() == sums.data_ptr()
+    assert all(map(torch.equal, found, expected))
+
+
+def test_records_for_a_backup_lie_across_chunks(across_chunks):
+    records = across_chunks(160).view(5, 32)
+    records += torch.arange(5, dtype=torch.uint8).view(5, 1)
+    with imitated_gpu() as device:
+        held = BackupRows(9, 32, missing=False, allocate=ZerosOn(device))
+        on_device(device, records[1])  # part of it is registered already
+        held.put(torch.arange(5), records)
+        assert held.read(torch.arange(5)).cpu().tolist() == records.tolist()
+
+
+def test_small_messages_pin_nothing():
+    with imitated_gpu() as device:
+        copies_of(device).wait()
+        before, source = pinned._in_use, torch.rand(9000, 8)
+        few, _ = matrix_on(device, Picked(source, torch.tensor([3, 8999])), 2)
+        on_device(device, torch.arange(100))
+        assert pinned._in_use == before
+        many, _ = matrix_on(device, Picked(source, torch.arange(9000)), 9000)
+        assert pinned._in_use >= before + 9000 * 8 * 4
+        assert torch.equal(few.cpu(), source[[3, 8999]]) and torch.equal(many.cpu(), source)
 
 
 class Lending(LoneTransport):

@@ -1,51 +1,37 @@
-"""Rows on a GPU: the bits of the CPU, and no wait for it but for the copy of row numbers."""
-
-import traceback
+"""Rows on a GPU: the bits of the CPU, and no wait for it."""
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
+from ecrm import imitated_gpu as imitation
 from ecrm.allocate import CPU, ZerosOn
+from ecrm.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.placement.initial_values import Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
+from ecrm.protection.backup import BackupRows
+from ecrm.protection.parity import ParityRows
+from ecrm.requests.routing import ROWS as ROWS_ASKED
+from ecrm.requests.routing import ShardRequests
 from ecrm.storage.base import NativeStore, without_padding
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial_rows import InitialRows
+from ecrm.transport import gpu_copies, pinned
+from ecrm.transport.gpu_copies import coming, on_device, on_host
+from ecrm.transport.message import Picked
+from support.gpu_waits import waits_for_gpu
 
 ROWS, DIM = 20, 8
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
-WAITS = {"nonzero", "item", "tolist", "cpu", "__bool__", "__int__", "__float__", "numpy", "unique"}
-"""Names of functions of torch for whose result a host waits."""
 
 
-class Waits(TorchFunctionMode):
-    """Notes what this project calls for which a GPU would be waited for.
-
-    Copies from the host do not count, nor what Triton's interpreter does to imitate a kernel.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", str(func))
-        if name in WAITS and args[0].is_cuda:
-            stack = traceback.extract_stack()
-            if not any("triton/runtime/" in frame.filename for frame in stack):
-                self.names.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-def shard(optimizer, initial, allocate=None):
-    table = Table("a", ROWS - 2, DIM, initial=initial)  # two rows of padding
+def shard(optimizer, initial, allocate=None, rows=ROWS):
+    table = Table("a", rows - 2, DIM, initial=initial)  # two rows of padding
     (space,) = row_spaces([table])
-    store = NativeStore(ROWS, DIM, SparseOptimizer(optimizer, 0.1), InitialRows(space, 5), allocate)
+    store = NativeStore(rows, DIM, SparseOptimizer(optimizer, 0.1), InitialRows(space, 5), allocate)
     options = {} if allocate is None else {"allocate": allocate}
-    return HostedShard(store, ROWS, missing=False, **options)
+    return HostedShard(store, rows, missing=False, **options)
 
 
 def used(hosted, device):
@@ -105,18 +91,124 @@ def test_rows_on_the_cpu_lie_as_on_a_gpu_where_other_ranks_have_one(optimizer, i
 def test_no_lookup_and_no_update_waits_for_the_gpu(gpu):
     with gpu.used("auto") as device:
         hosted = shard("rowwise_adagrad", None, ZerosOn(device))
-        with Waits() as waits:
+        with waits_for_gpu() as waits:
             used(hosted, device)
-    assert waits.names == []
+    assert waits == []
     assert dispatch.taken()["begin_rows"] == dispatch.taken()["sparse_update"] == "triton"
 
 
 def test_waiting_is_noticed(gpu):
     with gpu.used("auto") as device:
         hosted = shard("sgd", Uniform(-0.1, 0.4), ZerosOn(device))
-        with Waits() as waits:
+        with waits_for_gpu() as waits:
             hosted.lookup(torch.arange(3))
-    assert "nonzero" in waits.names
+    assert "initial_rows __call__" in waits
+
+
+LARGE = 1 << 17
+"""Bytes that CUDA does not take along with a copy."""
+
+
+@pytest.mark.parametrize(
+    "way, waits",
+    [
+        (lambda host, here, fast: host.to(here.device), True),
+        (lambda host, here, fast: host.to(here.device, non_blocking=True), True),
+        (lambda host, here, fast: host[:9].to(here.device, non_blocking=True), False),
+        (lambda host, here, fast: fast.to(here.device, non_blocking=True), False),
+        (lambda host, here, fast: fast.to(here.device), True),
+        (lambda host, here, fast: here.copy_(host, non_blocking=True), True),
+        (lambda host, here, fast: here.copy_(fast, non_blocking=True), False),
+        (lambda host, here, fast: fast.copy_(here, non_blocking=True), False),
+        (lambda host, here, fast: fast.copy_(here), True),
+        (lambda host, here, fast: host[:9].copy_(here[:9], non_blocking=True), True),
+        (lambda host, here, fast: here.cpu(), True),
+        (lambda host, here, fast: on_device(here.device, host), False),
+        (lambda host, here, fast: on_device(here.device, fast), False),
+        (lambda host, here, fast: coming(here), False),
+        (lambda host, here, fast: on_host(here, here), True),
+    ],
+)
+def test_a_copy_is_waited_for_unless_its_memory_is_pinned(monkeypatch, way, waits):
+    seen = []
+    with imitated_gpu() as device:
+        here = torch.ones(LARGE, dtype=torch.uint8, device=device)
+        host = torch.zeros(LARGE, dtype=torch.uint8)
+        fast = torch.empty(LARGE, dtype=torch.uint8, pin_memory=True)
+        assert fast.is_pinned() and fast[5:].is_pinned() and not host.is_pinned()
+        monkeypatch.setattr(imitation, "wait_for_gpu", lambda: seen.append(1))
+        way(host, here, fast)
+        assert len(seen) == waits
+        assert fast.pin_memory().is_pinned()
+
+
+@pytest.fixture(params=[1 << 16, 16])
+def small(request, monkeypatch):
+    """Bytes that CUDA takes along with a copy: all of a message in these tests, or less."""
+    dispatch.use_on_gpu("reference")
+    monkeypatch.setattr(imitation, "SMALL", request.param)
+    monkeypatch.setattr(pinned, "SMALL", request.param)
+    yield
+    dispatch.use_on_gpu("auto")
+
+
+def outside_of_kernels(waits):
+    """The reference of a kernel waits where the kernel does not."""
+    return [place for place in waits if not place.startswith("kernel ")]
+
+
+def test_a_step_waits_for_nothing_and_its_commit_once(small):
+    rows, gradients = torch.arange(5), torch.ones(5, DIM)
+    heads = [(ROWS_ASKED, 0, 0, 0), rows, (ROWS_ASKED, 1, 0, 0), rows]
+    came = {(0, 0, 0): Picked(gradients, rows), (1, 0, 0): gradients.reshape(-1)}
+    with imitated_gpu() as device:
+        hosted = shard("sgd", None, ZerosOn(device))
+        with waits_for_gpu() as waits:
+            asked = ShardRequests.of({0: heads}, {(0, 0): hosted})
+            asked.replies()
+            asked.update(came, True, 0)
+            hosted.pass_over(rows, True)
+            hosted.correct(rows[:1], torch.zeros(1, hosted.store.record_bytes).byte())
+            assert outside_of_kernels(waits) == []
+            hosted.deltas_since_commit()
+            hosted.committed()
+            assert outside_of_kernels(waits) == ["undo _settle"]
+            hosted.pass_over(rows, True)
+            hosted.undo()
+        assert outside_of_kernels(waits) == ["undo _settle"]
+
+
+@pytest.mark.parametrize("kind", [ParityRows, BackupRows])
+def test_redundancy_waits_for_nothing(kind, small):
+    rows, records = torch.arange(5), torch.ones(5, 16, dtype=torch.uint8)
+    with imitated_gpu() as device:
+        held = kind(8, 16, missing=True, allocate=ZerosOn(device))
+        with waits_for_gpu() as waits:
+            held.restore(rows, records)
+            held.apply(rows, 1, records * 3)
+            if kind is BackupRows:
+                held.put(rows, records * 4)
+            found = held.read(rows)
+            held.correct(rows[:1], records[0])
+            held.undo()
+        assert outside_of_kernels(waits) == []
+        assert found.cpu().unique().tolist() == [4 if kind is BackupRows else 1 ^ 3]
+        assert not held.records.cpu().any()
+
+
+def test_records_are_read_to_the_host_with_one_wait(monkeypatch):
+    monkeypatch.setattr(gpu_copies, "WINDOW", 1000)
+    with imitated_gpu() as device:
+        store = shard("adagrad", None, ZerosOn(device)).store
+        size = store.record_bytes
+        records = torch.arange(ROWS * size).to(torch.uint8).view(ROWS, size)
+        store.write(torch.arange(ROWS), records.to(device))
+        for count, expected in ((3, 1), (ROWS, 2)):  # of more than a window, one for each
+            with waits_for_gpu() as waits:
+                out = torch.empty(count, size, dtype=torch.uint8)
+                found = store.read_to_host(torch.arange(count), out)
+            assert found is out and torch.equal(out, records[:count])
+            assert waits == ["base read_to_host"] * expected
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

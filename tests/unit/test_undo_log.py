@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
-
 import numpy as np
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ecrm.allocate import lazy_zeros
 from ecrm.imitated_gpu import imitated_gpu
@@ -15,6 +12,7 @@ from ecrm.kernels import dispatch
 from ecrm.kernels.records import merge_records
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.storage.undo import UndoLog
+from support.gpu_waits import waits_for_gpu
 
 ROWS, BYTES = 40, 20
 
@@ -112,22 +110,6 @@ def test_rows_that_do_not_lie_unit_by_unit_are_refused_before_they_are_updated()
     assert _held(log) == {}
 
 
-class Waits(TorchFunctionMode):
-    """Notes what is called, outside of an interpreted kernel, that waits for a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", str(func))
-        if name in {"cpu", "item", "tolist", "nonzero", "__int__", "__bool__"} and args[0].is_cuda:
-            frames = traceback.extract_stack()
-            if not any("triton/runtime/" in frame.filename for frame in frames):
-                self.names.append(name)
-        return func(*args, **(kwargs or {}))
-
-
 def test_on_a_gpu_deltas_wait_once_and_a_commit_no_more():
     dispatch.use_on_gpu("auto")
     with imitated_gpu() as device:
@@ -138,11 +120,11 @@ def test_on_a_gpu_deltas_wait_once_and_a_commit_no_more():
         log = UndoLog(ROWS, 8, 2, allocate, device)
         # updates; waits of an update that finds a log full; rows and their deltas, unit by unit
         intervals = [
-            ([[0, 2, 1], [2, 4, 1], [2, 3]], ["cpu"], {0: 8, 2: 4, 4: 8, 1: 0, 3: 4}),
+            ([[0, 2, 1], [2, 4, 1], [2, 3]], ["undo _settle"], {0: 8, 2: 4, 4: 8, 1: 0, 3: 4}),
             ([[2, 1], [2, 4], [2, 3]], [], {2: 4, 4: 4, 1: 4, 3: 4}),
         ]
         for updates, full, expected in intervals:
-            with Waits() as waits:
+            with waits_for_gpu() as waits:
                 for rows in updates:
                     numbers = torch.tensor(rows)
                     delta = log.space(len(rows)).view(torch.uint8)
@@ -152,11 +134,11 @@ def test_on_a_gpu_deltas_wait_once_and_a_commit_no_more():
                         merge_records(into, numbers[some].to(device), delta[some])
                     if not merging:
                         log.keep(numbers, delta)
-                assert waits.names == full
+                assert waits == full
                 parts = log.deltas()
                 held = [(row.tolist(), records.clone()) for row, records in parts]
                 log.clear()
-                assert waits.names == [*full, "cpu"]
+                assert waits == [*full, "undo _settle"]
             found = {
                 row: set(change)
                 for rows, records in held
