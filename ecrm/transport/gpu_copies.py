@@ -152,7 +152,7 @@ def copies_of(device: torch.device) -> Copies:
 
 def on_device(device: torch.device, here: Tensor) -> Tensor:
     """A tensor on a device. A copy for a GPU is not waited for, as `to_device` says."""
-    if here.device.type == device.type:
+    if here.device == device or here.device.type == device.type:
         return here
     return copies_of(device).to_device(here.detach().contiguous())
 
