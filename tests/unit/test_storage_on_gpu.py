@@ -200,9 +200,9 @@ def test_records_are_read_to_the_host_with_one_wait(monkeypatch):
     monkeypatch.setattr(gpu_copies, "WINDOW", 1000)
     with imitated_gpu() as device:
         store = shard("adagrad", None, ZerosOn(device)).store
-        size = store.record_bytes
+        size = store.kept_bytes
         records = torch.arange(ROWS * size).to(torch.uint8).view(ROWS, size)
-        store.write(torch.arange(ROWS), records.to(device))
+        store.write(torch.arange(ROWS), store.with_padding(records.to(device)))
         for count, expected in ((3, 1), (ROWS, 2)):  # of more than a window, one for each
             with waits_for_gpu() as waits:
                 out = torch.empty(count, size, dtype=torch.uint8)
