@@ -472,13 +472,15 @@ class Engine:
                 self._agree_on_commit()
 
     def seal(self) -> None:
-        """Collective, at a commit: agree that all ranks have come here.
+        """Collective, between steps: agree that all ranks have come here, one more `state.seals`.
 
-        A rank that learns of it in a recovery alone has one more of `state.commits` then. Raises
-        StepAborted after a failure.
+        Raises StepAborted after a failure. A rank that learned of it in that recovery counts it,
+        too, and then no other begins again with what came before.
         """
         with self.recovery.recovering():
-            self._agree_on_commit()
+            if not self._transport.agree(True):
+                raise PeerFailure("a rank died")
+            self.state.seals += 1
 
     def _protect(
         self, ahead: ShardRequests | None = None, attached: Outgoing | None = None

@@ -41,6 +41,7 @@ class Ledger:
     - `why`, by rank: what failed, where it was seen. `refusals`, by rank: the error with
       which all are to end, its class and its message.
     - `faults`, by rank: how ranks that ran slots have ended, or want to.
+    - `seals`: how often all ranks have come through something between steps, as far as it knows.
     """
 
     commits: int
@@ -57,6 +58,7 @@ class Ledger:
     why: Mapping[int, str] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
     faults: Mapping[int, Fault] = field(default_factory=dict)
+    seals: int = 0
 
     @property
     def why_in_words(self) -> str:
@@ -66,16 +68,18 @@ class Ledger:
     def agreed(self, transport: Transport) -> Ledger:
         """Collective: what all survivors say together.
 
-        That is the newest commit and view; the most steps begun since that commit; whether any
-        asks, doubts or has lost its state; all holders of a dense replica; where most of those who
-        have seen a call fail noticed it, and of equal numbers the lowest rank's; the step that all
-        replay, from one view; and all reasons and refusals. Of the counts `in_vain` the lowest is
-        right, since that rank has seen the newest commit.
+        That is the newest commit, view and seal; the most steps begun since that commit; whether
+        any asks, doubts or has lost its state; all holders of a dense replica; where most of those
+        who have seen a call fail noticed it, and of equal numbers the lowest rank's; the step that
+        all replay, from one view; and all reasons and refusals. Of the counts `in_vain` the lowest
+        is right, since that rank has seen the newest commit.
         Raises PeerFailure if a rank died meanwhile: it may have shared something else with others.
         """
         mine = transport.rank
         flags = self.asks, self.doubts, self.state_lost, mine in self.dense
-        numbers = torch.tensor([self.commits, self.begun, *flags, self.replays, self.in_vain])
+        numbers = torch.tensor(
+            [self.commits, self.begun, *flags, self.replays, self.in_vain, self.seals]
+        )
         ended = {rank: fault.to_json() for rank, fault in self.faults.items()}
         words = json.dumps(
             [self.noticed, ended, self.why.get(mine, ""), self.refusals.get(mine, "")]
@@ -88,7 +92,7 @@ class Ledger:
         said = []
         for rank, parts in sorted(shared.items()):
             numbers_said, view, reasons, told = _said(parts)
-            commits, begun, asks, doubts, state_lost, holds, replays, in_vain = numbers_said
+            commits, begun, asks, doubts, state_lost, holds, replays, in_vain, seals = numbers_said
             noticed, ended, *texts = json.loads(reasons)
             why, refusal = ({rank: text} if text else {} for text in texts)
             said.append(
@@ -107,6 +111,7 @@ class Ledger:
                     why,
                     refusal,
                     {int(of): Fault.from_json(fault) for of, fault in ended.items()},
+                    seals,
                 )
             )
         replayed = {(ledger.replays, ledger.view.epoch) for ledger in said}
@@ -129,6 +134,7 @@ class Ledger:
             {rank: why for ledger in said for rank, why in ledger.why.items()},
             {rank: refusal for ledger in said for rank, refusal in ledger.refusals.items()},
             together((ledger.faults for ledger in said), noticed.step, noticed.phase),
+            max(ledger.seals for ledger in said),
         )
 
 

@@ -40,9 +40,9 @@ class Recovery:
     The step in flight is given up. `stopping` is whether all are to stop at this commit since one
     of them asks for it, `doubts`, for others to set, whether this rank doubts its input, `doubted`
     whether one did in the last recovery, `rollbacks` how often everything was loaded from the
-    durable tier, `began_with_one` whether `resume` came through by a recovery, `over_at` the step
-    before which data has ended, by what was loaded, `faults` how ranks have ended in slots that
-    user code was at work on.
+    durable tier, `through` how many recoveries are, `began_with_one` whether `resume` came through
+    by one, `over_at` the step before which data has ended, by what was loaded, `faults` how ranks
+    have ended in slots that user code was at work on.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Recovery:
     ) -> None:
         self._state, self._in_flight, self._durable = state, in_flight, durable
         self.stopping = self.doubts = self.doubted = False
-        self.rollbacks, self.began_with_one, self.over_at = 0, False, -1
+        self.rollbacks, self.through, self.began_with_one, self.over_at = 0, 0, False, -1
         # from the moment a rollback begins until all agree that it is through
         self._state_lost = False
         self._refusal = ""  # why this rank wants all to end
@@ -124,6 +124,7 @@ class Recovery:
                 heir, agreed, flight.replayed = None, False, None
                 self._look_for_dead(held)
                 ledger = self._ledger(replay, why).agreed(transport)
+                state.seals = ledger.seals
                 self._end_if_all_must(ledger)
                 try:
                     self._return_to_commit(ledger)
@@ -169,6 +170,7 @@ class Recovery:
         if self.rollbacks > rollbacks:
             state.failures.shards_whole(list(range(len(before.shards))), (), {}, state.clock())
         state.hooks.event({"event": "view", "step": state.step, "view": state.view})
+        self.through += 1
         state.hooks.recovered()
 
     def _ledger(self, replay: StepReplay | None, why: str) -> Ledger:
@@ -189,6 +191,7 @@ class Recovery:
             {rank: why} if why else {},
             {rank: self._refusal} if self._refusal else {},
             {**self._mine, **self.faults},
+            state.seals,
         )
 
     def _end_if_all_must(self, agreed: Ledger) -> None:

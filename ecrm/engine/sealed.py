@@ -54,21 +54,21 @@ def sealed(
     """Collective: `meet`, commit, do `work` on every rank, and return what it gave on this one.
 
     What `work` yields is passed on. It must not change rows. No row is missing when it begins.
-    After a failure all ranks do it again from its start, unless one knows by then that all have
-    done it. `went_back` is called after each failure. Raises StepAborted where a failure has undone
-    steps, StopAgreed where a rank asks to stop, and what `meet` does.
+    After a failure all ranks do it again from its start, unless one that is left knows by then that
+    all have done it. `went_back` is called after each failure, and may raise StepAborted. That is
+    raised where a failure has undone steps, too, StopAgreed where a rank asks to stop, and what
+    `meet` raises.
     """
     step = engine.step
     while True:
         done: list[Result] = []
-        commits = -1
+        seals = engine.state.seals
         try:
             meet(engine, where)
             engine.heed_stop()
             engine.commit()
             engine.rebuild_all()
             done.append((yield from work()))
-            commits = engine.state.commits
             engine.seal()
             return done[0]
         except StepAborted:
@@ -77,5 +77,5 @@ def sealed(
             went_back()
             if engine.recovery.stopping:
                 raise StopAgreed from None
-            if done and engine.state.commits > commits:
+            if engine.state.seals > seals:
                 return done[0]

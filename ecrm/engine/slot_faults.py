@@ -152,13 +152,17 @@ def deadly(faults: Faults) -> str:
         "the script kills the rank that runs it, as running out of memory does: the kernel log "
         "(dmesg) may say why"
     )
+    advice_on_all = (
+        "that code kills the rank that runs it, as running out of memory does, or they were killed "
+        "by something else while all ran it: the kernel log (dmesg) may say which"
+    )
     for place, ranks in sorted(at.items()):
         if len(ranks) > 1:
             return f"{_ended(faults, ranks, str(place))}: {advice}"
     for ranks in again.values():
         places = {place for rank in ranks for place in faults[rank].places}
         if len(places) > 1:  # ranks that die there together may have been killed by something else
-            return f"{_ended(faults, ranks, str(min(places)))}: {advice}"
+            return f"{_ended(faults, ranks, str(min(places)))}: {advice_on_all}"
     for (step, slot), ranks in sorted(maybe.items()):
         if len(ranks) >= MOST_UNKNOWN:
             where = f"step {step}, each running slot {slot}"

@@ -72,6 +72,7 @@ class EngineState:
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in stores.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
         self.step = self.committed = self.commits = 0
+        self.seals = 0  # how often all ranks have come through something, as far as is known
         self.failures = FailureLog()
         self.live_at_commit = view.live
         self.rebuild_left: dict[int, int] = {}

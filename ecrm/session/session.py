@@ -226,8 +226,8 @@ class Session:
     def every(self, steps: int) -> Callable[[Callable[[], object]], Callable[[], object]]:
         """Decorate a function that every rank is to call after each `steps` steps.
 
-        It is for evaluation: `eval_batches` belongs into it. Where a rank dies meanwhile it may be
-        called again for the same step.
+        It is for evaluation: `eval_batches` belongs into it. Where a rank dies before all are
+        through with it, all call it again for the same step.
         """
         self._check_before("every")
         if steps < 1:
@@ -244,8 +244,8 @@ class Session:
 
         `batches` are an `ecrm.Indexed`, each sample of it once, or a list of batches. Every rank
         must loop over them: in a function for `every`, or after `steps`. Gradients are off. Where a
-        rank dies meanwhile, all begin again with the first batch. After the loop `gathered` has the
-        result.
+        rank dies meanwhile, all begin again with the first batch, or with the function. After the
+        loop `gathered` has the result.
         """
         loop, started = self._running("eval_batches")
         check_unchanged(self.engine, "session.eval_batches")
@@ -262,7 +262,7 @@ class Session:
         try:
             with torch.no_grad():
                 self.gathered = yield from loop.stoppable(lambda: evaluation.run(batches))
-        except StepAborted:  # steps were undone: it is called again once they are done anew
+        except StepAborted:  # the function for `every` that called it begins again
             self._evaluation = None
             raise
         self._evaluation = None

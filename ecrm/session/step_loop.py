@@ -40,10 +40,15 @@ class Every:
 
 
 class WorkBetweenSteps:
-    """The user's work between steps, done once a step.
+    """The user's functions between steps, each called once a step on all ranks.
 
-    The model is left in the modes that it was in. `allowed` says whether it, or something else that
-    all ranks do together, may be done now.
+    All call it, and then agree that all have come through it: a seal. After a failure all give it
+    up, with StepAborted, and begin with what is due, as after a failure in a step. It is called
+    again on all ranks, from its start. It is called on none where one that is left knows of the
+    seal. So what the main rank died in is done by the next. After a call the model is in the modes
+    that it was in.
+
+    `allowed` says whether a function is under way, so that ranks may do other things together.
     """
 
     def __init__(self, started: Started, module: nn.Module, every: Sequence[Every]) -> None:
@@ -51,8 +56,7 @@ class WorkBetweenSteps:
         self._module, self._every = module, every
         self._doing: Callable[[Place | str], None] = started.doing
         self._done_at = [-1] * len(every)
-        self._died_in_it: set[int] = set()
-        self.allowed = False
+        self.allowed, self._recoveries = False, 0
 
     def is_due(self, step: int) -> bool:
         """Whether some of it is to be done after `step` steps, and has not been."""
@@ -66,33 +70,52 @@ class WorkBetweenSteps:
         ]
 
     def do(self) -> bool:
-        """Do it. Raises StepAborted where steps were undone meanwhile, also if the user's code has
-        caught it.
-        """
-        step, dense = self._engine.step, self._engine.state.dense
+        """Collective: do it. Raises StepAborted after a failure."""
+        dense = self._engine.state.dense
         if isinstance(dense, ModuleReplica):
             dense.note()
-        for number in self._due(step):
+        for number in self._due(self._engine.step):
             modes = [(part, part.training) for part in self._module.modules()]
-            self.allowed = True
-            self.goes_on()
             try:
-                self._every[number].work()
-                if self._engine.step != step:
-                    raise StepAborted
-                check_unchanged(self._engine, "a function for session.every")
-            except (StepAborted, StopAgreed):
-                self._doing("")
-                raise
+                self._call(self._every[number].work)
+                self._seal(number)
             finally:
-                self.allowed = False
                 for part, training in modes:
                     part.training = training
-            self._doing("")
-            self._done_at[number] = step
-            meet(self._engine, "the end of a function for session.every")
             self._run.restart_clock()
         return False
+
+    def _call(self, work: Callable[[], object]) -> None:
+        """Call it; raises StepAborted after a failure, whatever the user's code makes of it."""
+        self.allowed, self._recoveries = True, self._engine.recovery.through
+        self.goes_on()
+        try:
+            work()
+            if self.given_up:
+                raise StepAborted
+            check_unchanged(self._engine, "a function for session.every")
+        except Exception:
+            if self.given_up:
+                raise StepAborted from None
+            raise
+        finally:
+            self.allowed = False
+        self._doing("")
+
+    def _seal(self, number: int) -> None:
+        """Collective: agree that all have come through it. Raises StepAborted after a failure."""
+        engine, step, seals = self._engine, self._engine.step, self._engine.state.seals
+        try:
+            meet(engine, "the end of a function for session.every")
+            engine.seal()
+        finally:
+            if engine.state.seals > seals and engine.step == step:
+                self._done_at[number] = step
+
+    @property
+    def given_up(self) -> bool:
+        """Whether a failure has come into the function that is under way."""
+        return self.allowed and self._engine.recovery.through > self._recoveries
 
     def goes_on(self) -> None:
         """What ranks do together is through: the user's code goes on, if it is at work."""
@@ -101,21 +124,8 @@ class WorkBetweenSteps:
         self._doing(place if self.allowed else "")
 
     def went_back(self) -> None:
-        """A recovery is through: steps may have been undone. Work may be under way.
-
-        What was done after this step is done again if a rank has died in it: it may have been the
-        main one. Not after the last step: who is through with that asks no more what is due.
-        """
-        step = self._engine.step
-        self._done_at = [min(done, step) for done in self._done_at]
-        died = {
-            rank
-            for rank, fault in self._engine.recovery.faults.items()
-            if any((place.step, place.part) == (step, EVERY) for place in fault.places)
-        }
-        if died - self._died_in_it:
-            self._done_at = [-1 if done == step else done for done in self._done_at]
-        self._died_in_it |= died
+        """A recovery is through: steps may have been undone."""
+        self._done_at = [min(done, self._engine.step) for done in self._done_at]
 
 
 def check_unchanged(engine: Engine, where: str) -> None:
@@ -226,7 +236,12 @@ class SessionLoop:
         return False
 
     def went_back(self) -> None:
-        """After every recovery that the loop has not seen: in an evaluation, say."""
+        """After every recovery that the loop has not seen: in an evaluation, say.
+
+        Raises StepAborted in what is due between steps: the loop then begins with that.
+        """
+        if self._between.allowed:
+            raise StepAborted
         self._loop.went_back()
 
     def _keep(self) -> None:
@@ -243,13 +258,14 @@ class SessionLoop:
         """Collective: do `work` and return what it gives; where a rank asks to stop, stop.
 
         If the rank that asks dies meanwhile, and no other does, `work` is done again. Raises
-        Unrecoverable where a failure has undone steps of a loop that is over.
+        Unrecoverable where a failure has undone steps of a loop that is over, StepAborted after any
+        failure in what is due between steps.
         """
         step = self._engine.step
         self._doing("")
         while True:
             try:
-                if self._engine.step != step:
+                if self._between.given_up or self._engine.step != step:
                     raise StepAborted
                 done = yield from work()
                 self._between.goes_on()

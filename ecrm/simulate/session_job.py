@@ -22,6 +22,7 @@ from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
+from ecrm.engine.slot_faults import ON_ALL, Place
 from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import bytes_of
@@ -161,6 +162,7 @@ class SessionJob:
         self._kept = None if kept is None else CheckpointFolder(kept)
         self.seen: dict[int, Seen] = {}
         self.began: set[int] = set()
+        self._places: dict[int, Place] = {}  # where user code is, or was when its rank died
 
     def _durable(self, workload: Workload) -> Durable | None:
         """What outlives the ranks of a run, if anything does."""
@@ -194,6 +196,18 @@ class SessionJob:
         """See `Job`."""
         seen = self.seen[transport.rank] = Seen()
         checkpoints: list[Checkpoints] = []
+
+        def doing(place: Place | str) -> None:
+            self._places.pop(transport.rank, None)
+            if isinstance(place, Place):
+                self._places[transport.rank] = place
+                if place.part in ON_ALL:
+                    hooks.phase(place.step, place.part)
+
+        def whereabouts(rank: int) -> tuple[Place, ...]:
+            return (self._places[rank],) if rank in self._places else ()
+
+        hooks.whereabouts = whereabouts
 
         def start(wanted: Wanted) -> Started:
             protection = workload.make_protection()
@@ -233,7 +247,7 @@ class SessionJob:
                     )
                 )
             run = SimulatedRun(engine, after_step, *checkpoints)
-            return Started(run, check_steps=wanted.check_steps)
+            return Started(run, doing, check_steps=wanted.check_steps)
 
         engine = self._script(workload, start, seen).engine
         furthest = engine.step

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
+from ecrm.engine.slot_faults import ON_ALL
 from ecrm.errors import Unrecoverable
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepared_torch
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from ecrm.simulate.session_job import SessionJob
 
 MOST_CALLS = 200_000
+
+IN_SCRIPT = 0.01
+"""Chance that a rank dies at a place in the script's own functions that all ranks run."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,9 @@ def _run(
     """
     workload = schedule.workload
     rng = random.Random(f"faults {schedule.suite} {schedule.seed}")
+    # of their own, so that all else of a seed is as it was before they were drawn
+    rng_in_script = random.Random(f"faults in scripts {schedule.suite} {schedule.seed}")
+    died_in_script: dict[tuple[int, str], int] = {}
     truth = truth_of(replace(workload, skip_undo=False), job=true)
     engines: dict[int, Engine] = {}
     # from the moment their death is decided, which may be some calls ahead
@@ -196,7 +203,23 @@ def _run(
                 condemned.add(mate)
                 cluster.mix["deaths with the rest of a host"] += 1
 
+    def in_script(rank: int, step: int, part: str) -> None:
+        """A function of the script begins that all run: ranks may die there at one epoch only.
+
+        A death there at a later one ends the run.
+        """
+        epoch = engines[rank].view.epoch
+        if died_in_script.get((step, part), epoch) != epoch:
+            return
+        drawn = len(doomed) < schedule.deaths and rng_in_script.random() < IN_SCRIPT
+        if rank in condemned or (drawn and may_kill(rank, ())):
+            died_in_script[step, part] = epoch
+            cluster.mix[f"deaths in {part}"] += 1
+            raise RankKilled
+
     def on_phase(rank: int, step: int, phase: str) -> None:
+        if phase in ON_ALL:
+            return in_script(rank, step, phase)
         if rank in condemned:
             raise RankKilled
         if (

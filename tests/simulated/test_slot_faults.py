@@ -55,8 +55,9 @@ class Script:
 
     As a rank of a real run, one on which it raises leaves or ends the run. `known` is whether
     survivors know what a dead rank was at work on. `evaluates`: it evaluates its model after the
-    loop. `hooks`: what runs on all ranks may fail, too. `events` are those of slots, `told` what
-    was agreed on last of how ranks have ended, by rank.
+    loop. `hooks`: what runs on all ranks may fail, too, also after every `every` steps; `done` are
+    the steps at which the main rank came to the end of that, and which one it was. `events` are
+    those of slots, `told` what was agreed on last of how ranks have ended, by rank.
     """
 
     def __init__(
@@ -66,9 +67,10 @@ class Script:
         known: bool = True,
         evaluates: bool = False,
         hooks: bool = False,
+        every: int = 3,
     ) -> None:
         self._raises, self._dies, self._known = raises, dies, known
-        self._evaluates, self._hooks = evaluates, hooks
+        self._evaluates, self._hooks, self._every = evaluates, hooks, every
         self.done: list[tuple[int, int]] = []
         self.told: dict[int, Any] = {}
         self._places: dict[int, Place] = {}
@@ -111,7 +113,7 @@ class Script:
 
                 session._user_before_step = before_step
 
-                @session.every(3)
+                @session.every(self._every)
                 def evaluate() -> None:
                     if self._evaluates:
                         evaluation(session)
@@ -283,23 +285,55 @@ def test_a_batch_of_an_evaluation_that_kills_its_rank_ends_the_run_at_the_second
 HOOKS = {"before_step": (2, "before_step of step 2"), "every": (3, "session.every at step 3")}
 
 
+@pytest.mark.parametrize("evaluates", [False, True])
 @pytest.mark.parametrize("part", HOOKS)
-def test_a_death_in_what_all_ranks_run_is_survived_once(part):
+def test_a_death_in_what_all_ranks_run_is_survived_once(part, evaluates):
     step, where = HOOKS[part]
     once = Once(Place(step, 0, part))
-    script = Script(dies=once, hooks=True)
+    script = Script(dies=once, evaluates=evaluates, hooks=True)
     left = run(layout=SMALL, train=script)
     assert left.deaths == 1 and list(script.events) == [once.rank]
     assert where in str(Place(step, 0, script.events[once.rank]["part"]))
-    assert (left.tables, left.dense) == (calm().tables, calm().dense)
+    assert left == replace(calm(evaluates), deaths=1, logged=left.logged)
 
 
-def test_what_the_main_rank_died_in_is_done_by_the_next():
-    where = Place(3, 0, "every")
-    script = Script(dies=lambda rank, place: rank == 3 and place == where, hooks=True)
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize("step, seed", [(3, 1), (STEPS, 0)])
+def test_what_the_main_rank_died_in_is_done_by_the_next(step, seed, evaluates):
+    """With these seeds some ranks hear late that the step was committed."""
+    where = Place(step, 0, "every")
+    script = Script(
+        dies=lambda rank, place: rank == 3 and place == where,
+        evaluates=evaluates,
+        hooks=True,
+        every=step,
+    )
+    left = run(layout=SMALL, train=script, seed=seed)
+    assert left.deaths == 1 and script.done == [(step, 4)]
+    assert left == replace(calm(evaluates), deaths=1, logged=left.logged)
+
+
+@pytest.mark.parametrize("step", [3, STEPS])
+def test_what_one_rank_knows_to_be_done_on_all_is_done_on_none_again(step, monkeypatch):
+    """The main rank dies after the agreement on that, which some ranks then fail in."""
+    seal = Engine.seal
+    knows: dict[int, bool] = {}
+
+    def seal_and_die(engine: Engine) -> None:
+        first = engine.rank not in knows
+        knows.setdefault(engine.rank, False)
+        seal(engine)
+        if first:
+            knows[engine.rank] = True
+        if first and engine.rank == 3:
+            raise RankKilled
+
+    monkeypatch.setattr(Engine, "seal", seal_and_die)
+    script = Script(hooks=True, every=step)
     left = run(layout=SMALL, train=script)
-    assert left.deaths == 1 and script.done == [(3, 4)]
-    assert (left.tables, left.dense) == (calm().tables, calm().dense)
+    assert left.deaths == 1 and script.done == [(step, 3)]
+    assert set(knows.values()) == {False, True}
+    assert left == replace(calm(), deaths=1, logged=left.logged)
 
 
 @pytest.mark.parametrize("evaluates", [False, True])
@@ -321,7 +355,8 @@ def test_two_deaths_in_what_all_ranks_run_end_the_run(part, evaluates):
     error = next(iter(failed.value.errors.values()))
     assert isinstance(error, ScriptFailed)
     assert str(error).startswith(f"ranks {first}, {second} died in ")
-    assert f"{where}, one after the other: the script kills the rank" in str(error)
+    assert f"{where}, one after the other: that code kills the rank that runs it, " in str(error)
+    assert "or they were killed by something else while all ran it" in str(error)
 
 
 def test_dense_replicas_that_die_in_one_hook_together_are_told_as_that():
