@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MOST_CALLS = 200_000
 
-IN_SCRIPT = 0.01
+IN_SCRIPT = 0.03
 """Chance that a rank dies at a place in the script's own functions that all ranks run."""
 
 
