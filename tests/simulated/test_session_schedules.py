@@ -100,6 +100,11 @@ def test_copies_of_rows_that_skipped_steps_ask_for_are_their_records():
     run_schedule(replace(calm, workload=replace(calm.workload, steps=3)))
 
 
+def test_a_death_in_a_function_that_all_ranks_run_is_drawn_and_survived():
+    verdict = run_schedule(draw(303, "sessions"))
+    assert verdict.mix["deaths in every"] == 1 and verdict.refused is None
+
+
 def test_new_draws_are_there():
     models = [draw(seed, "sessions").model for seed in range(60)]
     kinds = {model.data for model in models}
