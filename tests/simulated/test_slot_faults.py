@@ -330,7 +330,7 @@ def test_what_one_rank_knows_to_be_done_on_all_is_done_on_none_again(step, monke
 
     monkeypatch.setattr(Engine, "seal", seal_and_die)
     script = Script(hooks=True, every=step)
-    left = run(layout=SMALL, train=script)
+    left = run(layout=SMALL, train=script, seed=3)
     assert left.deaths == 1 and script.done == [(step, 3)]
     assert set(knows.values()) == {False, True}
     assert left == replace(calm(), deaths=1, logged=left.logged)
