@@ -332,7 +332,12 @@ def _train(args: argparse.Namespace) -> int:
     cluster = config.cluster
     os.environ.update(thread_environment(config))  # before torch is imported
     # before threads and MPI exist
-    guarded = guard(cluster.hang_seconds, cluster.start_seconds, cluster.stuck_seconds)
+    guarded = guard(
+        cluster.hang_seconds,
+        cluster.start_seconds,
+        cluster.stuck_seconds,
+        cluster.gpu_hang_seconds,
+    )
     from ecrm.process.stop_signals import StopSignals
 
     stop = StopSignals()

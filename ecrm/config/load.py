@@ -24,9 +24,6 @@ from ecrm.errors import UsageError
 CHECKPOINT_MINUTES = 30.0
 """Minutes between checkpoints under the protections NEED_CHECKPOINTS, unless the config says."""
 
-GPU_HANG_SECONDS = 10.0
-"""cluster.hang_seconds where a GPU is used, unless the config says: work may queue up on it."""
-
 NOT_TOML = (ValueError, RecursionError)
 """What tomllib raises: its own error, int()'s for thousands of digits, and RecursionError.
 
@@ -78,8 +75,6 @@ def make_config(
             "checkpoint"
         ].keys() & {"every_steps", "every_minutes"}:
             values["checkpoint"]["every_minutes"] = CHECKPOINT_MINUTES
-        if "cuda" in (values["storage"].get("device"), values["train"].get("device")):
-            values["cluster"].setdefault("hang_seconds", GPU_HANG_SECONDS)
         config = Config(**{name: section(**values[name]) for name, section in SECTIONS.items()})
         has = {
             f"{section}.{key}": value

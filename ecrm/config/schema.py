@@ -245,10 +245,13 @@ class ClusterConfig:
     )
     hang_seconds: float = key(
         2.0,
-        "A rank that stands still for this long counts as dead and is killed. So does one whose "
-        "GPU is not done for this long with what it was given: "
-        "set it longer than a slot takes on a GPU, times the ranks that share it. "
-        "Where storage.device or train.device is cuda, the default is 10 seconds.",
+        "A rank that stands still for this long counts as dead and is killed.",
+        minimum=0.1,
+    )
+    gpu_hang_seconds: float = key(
+        10.0,
+        "A rank whose GPU is not done for this long with what it was given counts as dead and is "
+        "killed. Set it longer than a slot takes on a GPU, times the ranks that share it.",
         minimum=0.1,
     )
     stop_seconds: float = key(

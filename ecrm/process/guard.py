@@ -116,19 +116,24 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
 
 
-def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0) -> Guarded:
+def guard(
+    hang_seconds: float,
+    start_seconds: float,
+    stuck_seconds: float = 0.0,
+    gpu_hang_seconds: float = 10.0,
+) -> Guarded:
     """Fork: returns in the child, which goes on as the rank; the guard itself never returns.
 
     A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host;
     one that has made no call (`Guarded.calls`) for `stuck_seconds`, and is in none, is killed too,
     unless that is 0; so is one whose `Parent` is lost, or whose GPU has not answered for
-    `hang_seconds` (`Guarded.pulse`). When the child or another rank of this host
-    dies before MPI is up, or MPI is not up after `start_seconds`, the guard says so and ends with
-    3. Call before threads exist and before MPI starts.
+    `gpu_hang_seconds` (`Guarded.pulse`). When the child or another rank of this host dies before
+    MPI is up, or MPI is not up after `start_seconds`, the guard says so and ends with 3. Call
+    before threads exist and before MPI starts.
     """
     reading, writing = os.pipe()
     mpirun, me, calls, lifeline = os.getppid(), os.getpid(), Calls(), Lifeline()
-    pulse = Pulse(hang_seconds)
+    pulse = Pulse(gpu_hang_seconds)
     hold_signals()
     child = os.fork()
     if child == 0:
@@ -236,7 +241,7 @@ def _watch(
         silent = b"d" not in said and unanswered.look()
         if silent and killed_at is None:
             with contextlib.suppress(OSError):
-                print(_gpu_hangs(rank, hang_seconds), file=sys.stderr, flush=True)
+                print(_gpu_hangs(rank, unanswered.limit_seconds), file=sys.stderr, flush=True)
         if lost or hung or silent or (b"d" not in said and stuck.look()):
             startup = None if lost else startup
             os.kill(child, signal.SIGKILL)
@@ -249,8 +254,8 @@ def _watch(
 def _gpu_hangs(rank: int, seconds: float) -> str:
     return (
         f"! rank {rank}: its GPU has not done for {seconds:g} s what it was given "
-        "(cluster.hang_seconds): it hangs, or is busy for longer, which needs a larger "
-        "cluster.hang_seconds: the rank is killed"
+        "(cluster.gpu_hang_seconds): it hangs, or is busy for longer, which needs a larger "
+        "cluster.gpu_hang_seconds: the rank is killed"
     )
 
 

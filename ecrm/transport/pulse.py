@@ -56,6 +56,7 @@ class Unanswered:
 
     def __init__(self, pulse: Pulse, clock: Callable[[], float]) -> None:
         self._pulse, self._clock = pulse, clock
+        self.limit_seconds = pulse.limit_seconds
         self._seen = (False, 0)
         self._since = clock()
 
@@ -65,4 +66,4 @@ class Unanswered:
         seen = (self._pulse.asked > answered, answered)
         if seen != self._seen:
             self._seen, self._since = seen, now
-        return seen[0] and now - self._since >= self._pulse.limit_seconds
+        return seen[0] and now - self._since >= self.limit_seconds

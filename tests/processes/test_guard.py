@@ -19,7 +19,7 @@ import os, signal, sys, time
 from ecrm.process.guard import guard, hold_signals
 {before}
 hold_signals()
-guarded = guard({hang}, 100.0, {stuck})
+guarded = guard({hang}, 100.0, {stuck}, {gpu_hang})
 signal.signal(signal.SIGINT, lambda *_: print("asked", flush=True))
 guarded.up()
 print(os.getpid(), flush=True)
@@ -35,12 +35,16 @@ def start() -> Iterator[Callable[..., tuple[subprocess.Popen, int]]]:
     guards = []
 
     def begin(
-        before: str = "", after: str = "", hang: float = 5.0, stuck: float = 0.0
+        before: str = "",
+        after: str = "",
+        hang: float = 5.0,
+        stuck: float = 0.0,
+        gpu_hang: float = 10.0,
     ) -> tuple[subprocess.Popen, int]:
         line = [
             sys.executable,
             "-c",
-            PROGRAM.format(before=before, after=after, hang=hang, stuck=stuck),
+            PROGRAM.format(before=before, after=after, hang=hang, stuck=stuck, gpu_hang=gpu_hang),
         ]
         guards.append(
             subprocess.Popen(
@@ -76,7 +80,7 @@ def test_a_guard_stopped_for_a_while_goes_on(start):
 def test_a_rank_asked_to_stop_before_mpi_is_up_has_its_limit_still():
     """The others may wait in MPI_Init for one that never comes."""
     program = (
-        PROGRAM.format(before="", after="", hang=5.0, stuck=0.0)
+        PROGRAM.format(before="", after="", hang=5.0, stuck=0.0, gpu_hang=10.0)
         .replace("100.0", "5.0")
         .replace("guarded.up()", "")
     )
@@ -113,6 +117,12 @@ def test_a_rank_that_stays_stopped_is_killed(start):
     guard, rank = start(hang=1.0)
     os.kill(rank, signal.SIGSTOP)
     assert guard.wait(10) == -signal.SIGKILL and not is_running(rank)
+
+
+def test_a_rank_whose_gpu_gives_no_answer_is_killed_after_a_time_of_its_own(start):
+    guard, rank = start(after="guarded.pulse.question()", hang=100.0, gpu_hang=1.0)
+    assert guard.wait(10) == -signal.SIGKILL and not is_running(rank)
+    assert "not done for 1 s what it was given (cluster.gpu_hang_seconds)" in guard.stderr.read()
 
 
 def test_a_rank_that_loops_for_ever_is_killed(start):

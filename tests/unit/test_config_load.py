@@ -121,15 +121,6 @@ def test_one_word_picks_a_protection_that_needs_checkpoints(name):
     assert (given.checkpoint.every_minutes, given.checkpoint.every_steps) == (0, 7)
 
 
-def test_a_gpu_may_take_longer_for_an_answer_unless_the_config_says():
-    def seconds(*sets):
-        return load_config("tiny", ["data.path=x", *sets]).cluster.hang_seconds
-
-    assert seconds() == 2.0
-    assert seconds("train.device=cuda") == seconds("storage.device=cuda") == 10.0
-    assert seconds("train.device=cuda", "cluster.hang_seconds=3.0") == 3.0
-
-
 def test_failures_survived_is_m_under_erasure_and_nothing_without():
     assert load_config("criteo-kaggle").failures_survived == 2
     assert load_config("criteo-kaggle", ["protection.name=none"]).failures_survived == 0

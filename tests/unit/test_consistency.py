@@ -34,6 +34,7 @@ def test_all_the_same_is_no_problem_wherever_the_data_lies():
 
 
 def test_rows_may_lie_on_a_gpu_of_some_ranks_but_the_model_not():
+    assert unlike({0: has(), 1: has("b", "storage.device=cuda")}) is None
     on_gpu = ("storage.device=cuda", "kernels.backend=reference")
     ranks = {0: has(), 1: has("b", *on_gpu), 2: has("b", *on_gpu, "testing.imitated_gpu=true")}
     assert unlike(ranks) is None
