@@ -234,10 +234,22 @@ class Session:
             raise UsageError(f"session.every({steps}): at least 1 is needed")
 
         def add(work: Callable[[], object]) -> Callable[[], object]:
-            self._every.append(Every(steps, work))
+            def to_the_end() -> None:
+                work()
+                self._check_evaluated()
+
+            self._every.append(Every(steps, to_the_end))
             return work
 
         return add
+
+    def _check_evaluated(self) -> None:
+        """Raise UsageError where a loop over `eval_batches` was left before its end."""
+        if self._evaluation is not None:
+            raise UsageError(
+                "a loop over session.eval_batches was left in a function for session.every",
+                otherwise="let that loop run to its end",
+            )
 
     def eval_batches(self, batches: EvalBatches) -> Iterator[Any]:
         """Evaluate: gives the batches that this rank evaluates, for `gather` in the loop's body.

@@ -22,6 +22,7 @@ from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
+from ecrm.engine.sealed import meet
 from ecrm.engine.slot_faults import ON_ALL, Place
 from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.model.module_replica import ModuleReplica
@@ -253,6 +254,7 @@ class SessionJob:
         furthest = engine.step
         while True:
             try:
+                meet(engine, "the end of the script")
                 tables, verified = finish(engine, report, *checkpoints)
                 break
             except StepAborted:

@@ -222,6 +222,22 @@ def test_weights_changed_between_steps_are_told_also_between_commits(interval):
     assert (put_back.tables, put_back.dense) == (plain.tables, plain.dense)
 
 
+def leaves_an_evaluation(session: Session) -> None:
+    @session.every(2)
+    def evaluate() -> None:
+        for batch in session.eval_batches([batch_of(50, n) for n in range(6)]):
+            session.model(batch["ids"])
+            if session.is_main:
+                break
+
+
+def test_an_evaluation_that_one_rank_leaves_is_told():
+    with pytest.raises(ProgramFailed) as failed:
+        run(layout=SMALL, train=script(prepare=leaves_an_evaluation))
+    for error in failed.value.errors.values():  # the main rank's, and the next main rank's
+        assert "a loop over session.eval_batches was left in a function" in str(error)
+
+
 def saves_alone_in_every(session: Session) -> None:
     @session.every(2)
     def save() -> None:

@@ -28,6 +28,7 @@ from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
+from ecrm.engine.sealed import meet
 from ecrm.engine.table_digest import table_digests
 from ecrm.imitated_gpu import IMITATED_GPU
 from ecrm.placement.assignment import initial_view
@@ -250,6 +251,7 @@ def run(
         engine = session.engine
         while True:
             try:
+                meet(engine, "the end of the script")
                 engine.rebuild_all()
                 verified = engine.verify_parity()
                 with engine.recovery.recovering():
