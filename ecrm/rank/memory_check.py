@@ -16,7 +16,7 @@ from ecrm.placement.tables import RowSpace
 from ecrm.process.linux import memory_bytes
 from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.connect import Cluster
-from ecrm.storage.base import state_shapes
+from ecrm.storage.base import VECTOR, state_shapes
 from ecrm.transport.base import Transport
 from ecrm.wording import named
 
@@ -39,7 +39,7 @@ def check_memory(
     if config.protection.name == "mapped":
         return ""
     hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
-    each = shard_bytes(spaces, cluster.protection.shape)
+    each = shard_bytes(spaces, cluster.protection.shape, cluster.rows_on_gpu)
     needed: dict[str, int] = {}
     for rank in cluster.view.shards:
         if rank not in on_gpu:
@@ -72,7 +72,7 @@ def check_gpu_memory(
         return set()
     shown = share_json(transport, free_on_gpu() if looks else None)
     there = {rank: (said[0], said[1]) for rank, said in shown.items() if said is not None}
-    each = shard_bytes(spaces, cluster.protection.shape)
+    each = shard_bytes(spaces, cluster.protection.shape, cluster.rows_on_gpu)
     needed = {rank: each * len(cluster.view.shards_of(rank)) for rank in there}
     hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
     collective_check(transport, lambda: judge_gpus(needed, there, hosts))
@@ -131,14 +131,20 @@ def reserve(spaces: Sequence[RowSpace], shape: StripeShape, shards: int, host: s
                 held.enter_context(memory)
 
 
-def shard_bytes(spaces: Sequence[RowSpace], shape: StripeShape) -> int:
-    """Bytes of one shard once every row is updated: rows, optimizer state and redundancy."""
+def shard_bytes(spaces: Sequence[RowSpace], shape: StripeShape, padded: bool) -> int:
+    """Bytes of one shard once every row is updated: rows, optimizer state and redundancy.
+
+    `padded`: records are, on all ranks, since some rank has its rows on a GPU.
+    """
     total = 0
     for space in spaces:
         assert space.optimizer is not None
         state = sum(prod(each) for each in state_shapes(space.optimizer.name, 1, space.dim))
         periods = -(-space.rows // (shape.k * shape.shards))
-        total += periods * (shape.k + shape.m) * 4 * (space.dim + state + 1)
+        floats = space.dim + state + 1
+        if padded:
+            floats += -floats % VECTOR
+        total += periods * (shape.k + shape.m) * 4 * floats
     return total
 
 

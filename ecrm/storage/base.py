@@ -20,7 +20,7 @@ from ecrm.kernels.sparse_update import sparse_update
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
 from ecrm.transport.gpu_copies import on_device, on_host
 
-_VECTOR = 4
+VECTOR = 4
 """Floats that a GPU loads at once, if they begin at a multiple of as many."""
 _MARK_BYTES = 4
 
@@ -73,7 +73,7 @@ class Store(ABC):
             self.memory = self._parts = (self.weights, *self.state, self._touched)
         else:
             widths = [dim, *(shape[1] if len(shape) > 1 else 1 for shape in shapes)]
-            padding = -(sum(widths) + 1) % _VECTOR
+            padding = -(sum(widths) + 1) % VECTOR
             matrix = allocate(rows, sum(widths) + padding + 1)
             self.memory = self._parts = (matrix,)
             self.weights, *state, _, touched = matrix.split([*widths, padding, 1], dim=1)

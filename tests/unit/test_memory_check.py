@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from ecrm.allocate import CPU, ZerosOn, lazy_zeros
 from ecrm.config import load_config
 from ecrm.errors import EcrmError, UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer
@@ -18,6 +20,7 @@ from ecrm.rank.memory_check import (
     reserve,
     shard_bytes,
 )
+from ecrm.storage.base import NativeStore
 from ecrm.transport.simulated import SimulatedCluster
 
 MB = 1_000_000
@@ -26,10 +29,22 @@ MB = 1_000_000
 def test_a_shard_is_rows_their_state_and_redundancy():
     """84 stripes a shard of 2 rows and a parity row, each of 8 + 1 + 1 floats, rounded up."""
     one = Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))
-    assert shard_bytes(row_spaces([one]), StripeShape(3, 2, 1)) == 84 * 3 * 40
-    assert shard_bytes(row_spaces([one]), StripeShape(3, 1, 0)) == 167 * 40
+    assert shard_bytes(row_spaces([one]), StripeShape(3, 2, 1), False) == 84 * 3 * 40
+    assert shard_bytes(row_spaces([one]), StripeShape(3, 1, 0), False) == 167 * 40
     more = [one, Table("two", 6, 4, SparseOptimizer("adam", 0.1))]
-    assert shard_bytes(row_spaces(more), StripeShape(3, 2, 1)) == 84 * 3 * 40 + 3 * 52
+    both = row_spaces(more)
+    assert shard_bytes(both, StripeShape(3, 2, 1), False) == 84 * 3 * 40 + 3 * 52
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
+@pytest.mark.parametrize("dim", [4, 7, 8, 64])
+def test_records_are_counted_as_stores_have_them(dim, optimizer):
+    """Those of a GPU are padded."""
+    spaces = row_spaces([Table("one", 3, dim, SparseOptimizer(optimizer, 0.1))])
+    for allocate in (lazy_zeros, ZerosOn(CPU)):
+        store = NativeStore(1, dim, spaces[0].optimizer, torch.zeros_like, allocate)
+        padded = isinstance(allocate, ZerosOn)
+        assert shard_bytes(spaces, StripeShape(3, 1, 0), padded) == store.record_bytes
 
 
 def test_a_host_without_the_memory_is_named_and_refused_where_all_is_handed_out():
@@ -64,16 +79,17 @@ def test_ranks_that_share_a_gpu_need_it_together():
     assert str(caught.value).count("\n") == 0
 
 
-@pytest.mark.parametrize("room, refused", [(2, False), (1, True)])
-def test_tables_that_do_not_fit_a_gpu_are_refused_on_every_rank(monkeypatch, room, refused):
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_tables_that_do_not_fit_a_gpu_are_refused_on_every_rank(monkeypatch, lacking):
     """Rank 3 has rows on the CPU, rank 4 on an imitated GPU: theirs need no GPU."""
     spaces = row_spaces([Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))])
     shape = StripeShape(3, 2, 1)
-    free = room * shard_bytes(spaces, shape)
+    free = 2 * shard_bytes(spaces, shape, True) - lacking
     monkeypatch.setattr(memory_check, "free_on_gpu", lambda: ("one", free))
     view = SimpleNamespace(shards_of=lambda rank: [[0], [1], [], [2], [3]][rank])
     processes = {rank: {"host": "a"} for rank in range(5)}
-    about = SimpleNamespace(view=view, processes=processes, protection=SimpleNamespace(shape=shape))
+    protection = SimpleNamespace(shape=shape)
+    about = SimpleNamespace(view=view, processes=processes, protection=protection, rows_on_gpu=True)
     on_gpu = ["storage.device=cuda"]
     sets = {3: [], 4: [*on_gpu, "testing.imitated_gpu=true"]}
 
@@ -85,7 +101,7 @@ def test_tables_that_do_not_fit_a_gpu_are_refused_on_every_rank(monkeypatch, roo
             return str(error)
 
     said = SimulatedCluster(5, 0).run(program).results
-    if refused:
+    if lacking:
         assert all("on the GPU of ranks 0, 1, 2 on a" in said[rank] for rank in range(5))
     else:
         assert all(said[rank] == {0, 1, 2} for rank in range(5))
@@ -94,7 +110,7 @@ def test_tables_that_do_not_fit_a_gpu_are_refused_on_every_rank(monkeypatch, roo
 def test_a_host_has_the_rows_that_are_not_on_a_gpu(monkeypatch):
     spaces = row_spaces([Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))])
     shape = StripeShape(3, 2, 1)
-    each = shard_bytes(spaces, shape)
+    each = shard_bytes(spaces, shape, True)
     monkeypatch.setattr(memory_check, "free_on_gpu", lambda: ("one", each))
     monkeypatch.setattr(memory_check, "memory_bytes", lambda: (each, each))
     view = SimpleNamespace(shards=[0, 1, 2], shards_of=lambda rank: [[0], [1], [2]][rank])
@@ -102,6 +118,7 @@ def test_a_host_has_the_rows_that_are_not_on_a_gpu(monkeypatch):
         view=view,
         processes={rank: {"host": "a"} for rank in range(3)},
         protection=SimpleNamespace(shape=shape),
+        rows_on_gpu=True,
     )
 
     def warned(*on_gpu):
