@@ -154,7 +154,7 @@ def kernels(
 
     `peers` are seconds of the peer.
     """
-    copy_bandwidth = 0.0
+    copy_bandwidth: float | None = None
     for case in chain([copy_case(device, copied)], cases(device, sizes)):
         row: dict[str, Any] = {
             "part": "kernels",
@@ -172,7 +172,9 @@ def kernels(
             continue
         median = statistics.median(timed.seconds)
         bandwidth = case.counted_bytes / median
-        copy_bandwidth = copy_bandwidth or bandwidth
+        if case.name == "copy":
+            copy_bandwidth = bandwidth
+        of_copy = "" if copy_bandwidth is None else f"{bandwidth / copy_bandwidth:.3f}"
         theirs = peers if (case.name, case.dtype) == PEER_OF else ()
         found = (
             len(timed.seconds),
@@ -182,7 +184,7 @@ def kernels(
             f"{1e3 * statistics.median(timed.host):.4f}",
             "yes" if timed.queued else "no",
             f"{bandwidth / 1e9:.1f}",
-            f"{bandwidth / copy_bandwidth:.3f}",
+            of_copy,
             "fbgemm" if theirs else "",
             f"{1e3 * statistics.median(theirs):.4f}" if theirs else "",
         )
@@ -190,8 +192,7 @@ def kernels(
         if timer is not interpreted:
             print(
                 f"{case.name:>28} {case.dtype:<9} {1e3 * median:9.3f} ms "
-                f"{bandwidth / 1e9:8.1f} GB/s, {bandwidth / copy_bandwidth:.2f} of a copy "
-                f"(bar {BAR})",
+                f"{bandwidth / 1e9:8.1f} GB/s, {of_copy or 'unknown'} of a copy (bar {BAR})",
                 flush=True,
             )
 

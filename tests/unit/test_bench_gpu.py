@@ -97,6 +97,18 @@ def test_a_kernel_that_fails_has_an_empty_line_and_the_others_are_measured(capsy
     assert found[benchmark.PEER_OF]["peer_ms"] == "5.0000"
 
 
+def test_where_the_copy_fails_no_kernel_takes_its_place():
+    benchmark = program("bench_gpu")
+
+    def timer(case):
+        if case.name == "copy":
+            raise RuntimeError("out of memory")
+        return benchmark.Timed([1e-3], [1e-4], True)
+
+    _, *others = benchmark.kernels(torch.device("cpu"), benchmark.TINY, timer, 1 << 10)
+    assert others and all(row["median_ms"] and row["of_copy"] == "" for row in others)
+
+
 @pytest.mark.parametrize(
     ("answer", "seconds", "said"),
     [
