@@ -211,7 +211,7 @@ class EngineState:
         if not whole:
             return
         self.view = mark_whole(self.view, whole)
-        if not self.view.rebuilding:
+        if not self.view.rebuilding and self.protection.rebuilding_makes_whole:
             self.live_at_commit = self.view.live
         for failure in self.failures.shards_whole(
             whole, self.view.rebuilding, report.on_demand, self.clock()

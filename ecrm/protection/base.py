@@ -95,6 +95,8 @@ class Protection(ABC):
     - `exact`: whether the finished model is that of an undisturbed run, whatever is survived.
     - `stand_in`: what answers for lost shards until they are whole, None where they do themselves.
     - `foresees_repair`: whether `foresee_repair` can begin the first round of repair after a loss.
+    - `rebuilding_makes_whole`: whether all redundancy is there once lost shards are, and not only
+      after the next step.
     - `redundancy`: what `verify` compares with the rows, in words, empty for nothing.
     """
 
@@ -106,6 +108,7 @@ class Protection(ABC):
     exact = True
     stand_in: StandIn | None = None
     foresees_repair = False
+    rebuilding_makes_whole = True
     redundancy = ""
 
     @property

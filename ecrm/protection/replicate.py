@@ -63,6 +63,7 @@ class ReplicateProtection(ChainProtection):
     rebuild_kind = CopyRebuild
     foresees_repair = False  # trainers' copies come first
     rebuilding_may_move = False  # its host may be the last to have what trainers held
+    rebuilding_makes_whole = False  # copies that died with trainers come with the next step
 
     def __init__(self, shards: int, copies: int) -> None:
         super().__init__(shards, copies)

@@ -153,3 +153,10 @@ def _begun_anew(begun):
     return lambda self, step, slot, before: (
         begun(self, 0, slot, None) if step else begun(self, step, slot, before)
     )
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("seed", [145, 269, 1110, 1402, 1622])
+def test_a_schedule_that_has_found_a_defect_passes(seed):
+    """They found modes, calls of ranks and trainers' copies that were wrong after a failure."""
+    run_range([seed], "sessions", jobs=1)
