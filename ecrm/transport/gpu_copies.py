@@ -1,7 +1,8 @@
-"""Copies between a GPU and memory of the host, on streams of their own, beside what it computes.
+"""Copies between a GPU and memory of the host, on streams of their own.
 
-All copies of this project go this way, but for those of kernels. The host does not wait for one to
-the GPU, and waits once for several from there.
+All copies of this project go this way, but for those of kernels. Copies to the GPU go beside what
+it computes, and the host does not wait for one. Copies from there are waited for as soon as they
+have begun, several at once. Only the logits of a slot go beside other work, its backward.
 """
 
 from __future__ import annotations
