@@ -180,7 +180,8 @@ def exit_codes_page() -> str:
                 "An error is one line on stderr that begins with `ecrm: error:`. `ecrm launch` "
                 "ends with the code of the rank that said why the run failed. Where no rank could "
                 "say so, it ends with the code of mpirun if that is from 1 to 125, and else with "
-                "1. An error that a script of your own raises gives 8, whatever its own code is."
+                "1. An error that a script of your own raises gives 8, whatever its own code is. A "
+                "model that `session.save` cannot write gives 1 or 2."
             ),
             table(
                 ("code", "error in Python", "meaning"),

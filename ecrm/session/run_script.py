@@ -12,14 +12,11 @@ import logging
 import os
 import runpy
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
-import ecrm
 from ecrm.config.script import Script
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.slot_faults import OF_SLOTS, Place
@@ -33,6 +30,7 @@ from ecrm.rank.check_start import check_kernels
 from ecrm.rank.claim import Job
 from ecrm.rank.collective_check import collective_check
 from ecrm.rank.rank_run import RunStopped
+from ecrm.session.own_frames import own_line, own_traceback
 from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, be
 
 
@@ -144,6 +142,8 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
         said = f"exit code {code}" if isinstance(code, int) else str(code)
         return Failure(_said(rank, f"sys.exit: {said}"))
     except BaseException as error:
+        if type(error) is EcrmError and rank.part is not None and hasattr(error, "speaker"):
+            _raise_with_line(rank, error)
         if isinstance(error, Unrecoverable) or hasattr(error, "speaker"):
             raise
         if is_lost(error):
@@ -181,10 +181,12 @@ def _failed_by(rank: ThisRank, error: BaseException) -> Failure:
     """
     path, place = rank.script.path, _where_to_retry(rank, error)
     if isinstance(error, EcrmError):
-        return Failure(_said(rank, str(error), _own_line(error, path)), place=place)
+        return Failure(_said(rank, str(error), own_line(error, str(path))), place=place)
     last = traceback.format_exception_only(error)[-1].strip()
-    last += f": {WITHOUT_GROUPS}" if _is_of_groups(error) else ""
-    return Failure(_said(rank, last), _own_traceback(error, path), place)
+    if _is_of_groups(error):
+        line = own_line(error, str(path))
+        return Failure(_said(rank, f"{last}: {WITHOUT_GROUPS}", line), place=place)
+    return Failure(_said(rank, last), own_traceback(error, str(path)), place)
 
 
 def _is_of_groups(error: BaseException) -> bool:
@@ -194,6 +196,14 @@ def _is_of_groups(error: BaseException) -> bool:
         frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
         for frame, _ in frames
     )
+
+
+def _raise_with_line(rank: ThisRank, error: EcrmError) -> NoReturn:
+    """Raise what a call such as session.save has raised on all ranks, with the script's line."""
+    line = own_line(error, str(rank.script.path))
+    told = ScriptFailed(_said(rank, str(error), line))
+    told.exit_code, told.speaker = error.exit_code, error.speaker
+    raise told from error
 
 
 def _where_to_retry(rank: ThisRank, error: BaseException) -> Place | None:
@@ -210,29 +220,6 @@ def _said(rank: ThisRank, problem: str, came_from: str = "") -> str:
     place += f" ({came_from})" if came_from else ""
     line = " ".join(problem.split())
     return f"{rank.script.path} failed on rank {rank.transport.rank}{place}: {line}"
-
-
-def _own_line(error: BaseException, script: Path) -> str:
-    """The user's own line that an error came from, the innermost one: FILE:LINE, "" for none."""
-    lines = [
-        (frame.f_code.co_filename, number)
-        for frame, number in traceback.walk_tb(error.__traceback__)
-    ]
-    of_others = (str(Path(ecrm.__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib")))
-    own = [
-        f"{Path(file).name}:{number}"
-        for file, number in lines
-        if file == str(script) or not file.startswith((*of_others, "<"))
-    ]
-    return own[-1] if own else ""
-
-
-def _own_traceback(error: BaseException, script: Path) -> str:
-    """The traceback of an error from the script's own first line on."""
-    frames = error.__traceback__
-    while frames is not None and Path(frames.tb_frame.f_code.co_filename) != script:
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 def _leaves_alone(failure: Failure, error: EcrmError) -> bool:

@@ -23,6 +23,7 @@ import torch
 
 from ecrm.errors import EcrmError, UsageError
 from ecrm.process.linux import when_parent_ends
+from ecrm.session.own_frames import own_traceback
 from ecrm.session.parcel import packed_into_memory, unpacked_from_memory
 
 PATIENCE_SECONDS = 600.0
@@ -56,7 +57,7 @@ class _Failed:
         except Exception:
             carried = None
         said = traceback.format_exception_only(error)[-1].strip()
-        return cls(carried, said, "".join(traceback.format_exception(error)))
+        return cls(carried, said, own_traceback(error))
 
     def raise_it(self) -> NoReturn:
         raise self.error or RuntimeError(self.said) from InWorker(self.traceback)

@@ -222,3 +222,48 @@ def test_a_script_that_loses_the_gpu_ends_the_rank_at_once(tmp_path, monkeypatch
     text = f"import torch\nraise {kind}('CUDA error: an illegal memory access')\n"
     with pytest.raises(RuntimeError, match="CUDA error"):
         execute(tmp_path, monkeypatch, text)
+
+
+def test_frames_of_ecrm_are_left_out_between_those_of_the_user(tmp_path, monkeypatch):
+    text = (
+        "from ecrm.session.data import Indexed, feed_of\nimport beside\n\n"
+        "def collate(samples):\n    beside.fails()\n\n"
+        "feed = feed_of(Indexed(range(9), 4, collate, workers={workers}), 1, 1, 0)\n"
+        "try:\n    feed.draw(0, 0, [])\nfinally:\n    feed.close()\n"
+    )
+    for workers in (0, 1):
+        failure = execute(tmp_path, monkeypatch, text.format(workers=workers))
+        assert failure.problem.endswith(": ValueError: too long by far")
+        told = failure.traceback
+        for own in ("in <module>\n    feed.draw(", "in collate\n    beside.fails()", "in fails\n"):
+            assert told.count(own) == 1
+        assert "ecrm/session" not in told
+
+
+def test_frames_of_ecrm_within_those_of_the_user_are_told(tmp_path, monkeypatch):
+    text = "from ecrm.session.data import Indexed\n\nIndexed(range(9), 4).samples(0, 'four')\n"
+    told = execute(tmp_path, monkeypatch, text).traceback
+    assert "in <module>\n" in told and "ecrm/session/data.py" in told
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_what_cannot_be_saved_is_told_with_the_line_of_the_script(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(FakeRank, "part", object())
+    text = (
+        "from ecrm.errors import EcrmError\nerror = EcrmError('m.pt: disk full')\n"
+        f"error.exit_code, error.speaker = {code}, 4\nraise error\n"
+    )
+    with pytest.raises(ScriptFailed) as failed:
+        execute(tmp_path, monkeypatch, text)
+    line = "train.py failed on rank 4 (train.py:4): m.pt: disk full"
+    assert str(failed.value).endswith(line)
+    assert (failed.value.exit_code, failed.value.speaker) == (code, 4)
+
+
+def test_a_process_group_is_one_line_that_says_where(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    text = "import torch.distributed as dist\n\ndist.init_process_group('gloo')\n"
+    failure = execute(tmp_path, monkeypatch, text)
+    assert "train.py failed on rank 4 (train.py:3): ValueError: " in failure.problem
+    assert failure.problem.endswith("leave out process groups, for a session has ranks of its own")
+    assert failure.traceback == ""

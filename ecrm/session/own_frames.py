@@ -1,0 +1,53 @@
+"""Where in a user's own code an error comes from."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+import ecrm
+
+_ECRM = f"{Path(ecrm.__file__).parent}/"
+_OTHERS = (_ECRM, *map(sysconfig.get_path, ("stdlib", "purelib")), "<")
+
+
+def _is_own(file: str, script: str) -> bool:
+    return file == script or not file.startswith(_OTHERS)
+
+
+def own_line(error: BaseException, script: str) -> str:
+    """The user's own line that an error came from, the innermost one: FILE:LINE, "" for none."""
+    own = [
+        f"{Path(frame.f_code.co_filename).name}:{number}"
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if _is_own(frame.f_code.co_filename, script)
+    ]
+    return own[-1] if own else ""
+
+
+def own_traceback(error: BaseException, script: str = "") -> str:
+    """The traceback of an error in the user's code, from the script's first line on.
+
+    Frames of ecrm between the user's are left out. Those that the innermost of the user's has
+    called stay, unless the error has another as its cause.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    files = [frame.filename for frame in told.stack]
+    if script:
+        del told.stack[: files.index(script) if script in files else len(files)]
+    _leave_out(told, script)
+    return "".join(told.format())
+
+
+def _leave_out(told: traceback.TracebackException, script: str) -> None:
+    own = [place for place, frame in enumerate(told.stack) if _is_own(frame.filename, script)]
+    last = len(told.stack) if told.__cause__ else max(own, default=-1)
+    told.stack[:] = [
+        frame
+        for place, frame in enumerate(told.stack)
+        if place > last or not frame.filename.startswith(_ECRM)
+    ]
+    for before in (told.__cause__, told.__context__):
+        if before is not None:
+            _leave_out(before, script)
