@@ -97,6 +97,10 @@ class RegisteredInPart(RuntimeError):
     """Memory of a copy is registered in part, or by two registrations: CUDA refuses it."""
 
 
+class ChangedUnderCopy(RuntimeError):
+    """Memory of the host was changed while a copy to the GPU might still read it."""
+
+
 class ImitatedTensor(Tensor):
     """A tensor on the imitated GPU."""
 

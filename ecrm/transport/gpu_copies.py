@@ -8,6 +8,7 @@ have begun, several at once. Only the logits of a slot go beside other work, its
 from __future__ import annotations
 
 import functools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
@@ -124,11 +125,23 @@ class StreamCopies(Copies):
 
 
 class ImitatedCopies(Copies):
-    """Of an imitated GPU, where a copy is done as it begins."""
+    """Of an imitated GPU. What a rank copies to pinned memory is there once it has waited.
+
+    Until then that memory holds UNFINISHED. Raises ChangedUnderCopy in `wait`.
+    """
+
+    UNFINISHED = 0xCB  # no row number, nor a number that is lost in a sum
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._mine = threading.local()  # ranks that are simulated are threads of one process
 
     def _queue(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
         for there, here in pieces:
             here.copy_(there, non_blocking=True)
+            if here.is_pinned():
+                here.fill_(self.UNFINISHED)
+                self._begun("down").append((there, here))
 
     def _empty_like(self, here: Tensor) -> Tensor:
         return torch.empty(here.shape, dtype=here.dtype, device=self.device)
@@ -136,9 +149,24 @@ class ImitatedCopies(Copies):
     def _arrive(self, there: Tensor, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
         for source, target in pieces:
             target.copy_(source, non_blocking=True)
+            self._begun("up").append((source, source.clone()))
 
     def _wait(self) -> None:
         imitated_gpu.wait_for_gpu()
+        down, up = self._begun("down"), self._begun("up")
+        self._mine.__dict__.clear()
+        for there, here in down:
+            here.copy_(there, non_blocking=True)
+        for source, then in up:
+            if not torch.equal(source, then):
+                raise imitated_gpu.ChangedUnderCopy(
+                    f"{source.nbytes} bytes of the host were changed before their copy to "
+                    f"{self.device} was waited for"
+                )
+
+    def _begun(self, way: str) -> list[tuple[Tensor, Tensor]]:
+        begun: list[tuple[Tensor, Tensor]] = self._mine.__dict__.setdefault(way, [])
+        return begun
 
 
 @functools.cache

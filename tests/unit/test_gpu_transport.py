@@ -21,7 +21,7 @@ from ecrm.process.gpu import GpuPulse, fault_in_words, is_lost
 from ecrm.protection.backup import BackupRows
 from ecrm.transport import pinned
 from ecrm.transport.alone import LoneTransport
-from ecrm.transport.gpu_copies import copies_of, on_device
+from ecrm.transport.gpu_copies import coming, copies_of, on_device
 from ecrm.transport.message import Picked, matrix_on
 from ecrm.transport.pinned import Arena, lend, pieces
 from ecrm.transport.pulse import Pulse, Unanswered
@@ -289,6 +289,7 @@ def test_memory_lent_in_pieces_is_copied_both_ways(monkeypatch, gpu):
         host[:] = torch.arange(10_000) % 251
         copies = copies_of(device)
         there = on_device(device, host[100:9000])
+        copies.wait()
         assert is_registered(gpu, lent.ctypes.data)
         there += 1
         copies.to_host([(there[:5000], host[4000:9000])])
@@ -296,6 +297,30 @@ def test_memory_lent_in_pieces_is_copied_both_ways(monkeypatch, gpu):
         assert host[4000:9000].tolist() == [(at % 251 + 1) for at in range(100, 5100)]
         assert host[:4000].tolist() == [at % 251 for at in range(4000)]
         del host, lent
+
+
+def test_what_an_imitated_gpu_copies_to_the_host_is_there_after_the_wait():
+    with imitated_gpu() as device:
+        there = torch.arange(5, device=device)
+        early, ordinary = coming(there), coming(there, torch.empty(5, dtype=torch.int64))
+        assert early.tolist() == [early[0]] * 5 and early[0] < 0
+        assert ordinary.tolist() == [0, 1, 2, 3, 4], "torch waits for what is not pinned"
+        there += 1
+        copies_of(device).wait()
+        assert early.tolist() == [1, 2, 3, 4, 5], "changed before it was copied"
+
+
+def test_memory_that_changes_before_an_imitated_gpu_has_read_it_is_noticed():
+    with imitated_gpu() as device:
+        here = pinned.pinned(100).zero_()
+        on_device(device, here)
+        copies_of(device).wait()
+        here[7] = 1
+        on_device(device, here)
+        here[7] = 2
+        with pytest.raises(imitation.ChangedUnderCopy, match="100 bytes of the host were changed"):
+            copies_of(device).wait()
+        copies_of(device).wait()
 
 
 def test_a_guard_gives_up_a_gpu_that_does_not_answer_and_no_other():
