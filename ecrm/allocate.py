@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,11 @@ CPU = torch.device("cpu")
 
 Allocate = Callable[..., Tensor]
 """(*shape, dtype=np.float32) -> memory for a tensor of that shape."""
+
+FREED_SECONDS = 10.0
+"""How long memory of a GPU is asked for. A killed rank's is freed some time after its death."""
+
+_AGAIN_SECONDS = 0.1
 
 
 class ReusableBuffer:
@@ -65,8 +71,16 @@ class ZerosOn:
     device: torch.device
 
     def __call__(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        """Zeros of that shape."""
+        """Zeros of that shape. Raises torch.OutOfMemoryError after FREED_SECONDS without."""
         if self.device.type == "cpu":
             return lazy_zeros(*shape, dtype=dtype)
         of_torch = torch.from_numpy(np.empty(0, dtype)).dtype
-        return torch.zeros(*shape, dtype=of_torch, device=self.device)
+        last = time.monotonic() + FREED_SECONDS
+        while True:
+            try:
+                return torch.zeros(*shape, dtype=of_torch, device=self.device)
+            except torch.OutOfMemoryError:
+                if time.monotonic() >= last:
+                    raise
+            torch.cuda.empty_cache()
+            time.sleep(_AGAIN_SECONDS)

@@ -105,6 +105,28 @@ def test_waiting_is_noticed(gpu):
     assert "initial_rows __call__" in waits
 
 
+@pytest.mark.parametrize("seconds, tries", [(60, 3), (0, 1)])
+def test_memory_of_a_gpu_that_is_not_free_yet_is_asked_for_again(monkeypatch, seconds, tries):
+    """It fails twice. The driver frees memory of a killed rank some time after its death."""
+    asked, zeros = [], torch.zeros
+
+    def not_free_yet(*shape, **options):
+        asked.append(shape)
+        if len(asked) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return zeros(*shape, **options)
+
+    monkeypatch.setattr("ecrm.allocate.FREED_SECONDS", seconds)
+    monkeypatch.setattr(torch, "zeros", not_free_yet)
+    with imitated_gpu() as device:
+        if tries == 3:
+            assert ZerosOn(device)(2, 3).cpu().tolist() == [[0.0] * 3] * 2
+        else:
+            with pytest.raises(torch.OutOfMemoryError):
+                ZerosOn(device)(2, 3)
+    assert asked == [(2, 3)] * tries
+
+
 LARGE = 1 << 17
 """Bytes that CUDA does not take along with a copy."""
 
