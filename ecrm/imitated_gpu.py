@@ -39,7 +39,12 @@ _WAITS_FOR_RESULT = (
     Tensor.tolist,
     Tensor.__bool__,
     Tensor.__int__,
+    Tensor.__index__,
     Tensor.__float__,
+    Tensor.equal,
+    torch.equal,
+    Tensor.masked_select,
+    torch.masked_select,
     Tensor.nonzero,
     torch.nonzero,
     Tensor.unique,
@@ -123,7 +128,7 @@ class ImitatedTensor(Tensor):
             return _copied(func, args, kwargs)
         if func in (Tensor.to, Tensor.cpu):
             return _moved(func, args, kwargs)
-        if func in _WAITS_FOR_RESULT:
+        if func in _WAITS_FOR_RESULT or _picks_by_mask(func, args):
             wait_for_gpu()
         if func is Tensor.is_pinned:
             return False
@@ -180,6 +185,8 @@ class _Factories(TorchFunctionMode):
             return _moved(func, args, kwargs)
         if not _is_gpu(kwargs.get("device")):
             return func(*args, **kwargs)
+        if func in (torch.tensor, torch.as_tensor):  # from ordinary memory, and not told to go on
+            wait_for_gpu()
         del kwargs["device"]
         result = func(*args, **kwargs)
         # what a tensor is made like may be on the host
@@ -308,6 +315,14 @@ def _become(tensor: Tensor, value: Tensor) -> None:
     kind = ImitatedParameter if isinstance(tensor, nn.Parameter) else ImitatedTensor
     new = Tensor._make_subclass(kind, _plain(value).detach(), tensor.requires_grad)
     torch.utils.swap_tensors(tensor, new)
+
+
+def _picks_by_mask(func: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether how much is picked of a tensor depends on what a mask holds."""
+    if func is not Tensor.__getitem__:
+        return False
+    places = args[1] if isinstance(args[1], (tuple, list)) else [args[1]]
+    return any(place.dtype == torch.bool for place in _tensors(places))
 
 
 def _fail_if_told() -> None:

@@ -92,7 +92,7 @@ def compiled(call: Callable[[], object]) -> list[Compiled]:
 
 
 class Launches(TorchFunctionMode):
-    """What calls inside the block would launch on a GPU, and what would wait for it.
+    """What calls inside the block would launch on a GPU.
 
     To be used inside of `compiling`, where launches of Triton's kernels do nothing else.
     """
@@ -108,14 +108,12 @@ class Launches(TorchFunctionMode):
             "storage_offset",
         ),
         *("__len__", "numel", "tolist", "empty", "empty_like", "view", "flatten", "expand", "iter"),
-        *("__iter__", "unbind", "tensor", "__getitem__"),
+        *("__iter__", "unbind", "tensor", "__getitem__", "__int__", "__bool__", "item"),
     )
-    _WAIT = ("__int__", "__bool__", "__index__", "item", "nonzero", "unique", "equal", "all", "any")
 
     def __init__(self) -> None:
         super().__init__()
         self.launched: list[str] = []
-        self.waits: list[str] = []
         self._patch = mock.patch.object(JITFunction, "run", self._noting(JITFunction.run))
 
     def __enter__(self) -> Launches:
@@ -130,9 +128,7 @@ class Launches(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__
         picks = name in ("__getitem__", "__setitem__") and isinstance(args[1], torch.Tensor)
-        if name in self._WAIT or (picks and args[1].dtype == torch.bool):
-            self.waits.append(name)
-        elif picks or name not in self._NEITHER:
+        if picks or name not in self._NEITHER:
             self.launched.append(name)
         return func(*args, **(kwargs or {}))
 

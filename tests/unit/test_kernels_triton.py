@@ -25,6 +25,8 @@ from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths  
 from ecrm.kernels.unit_order import unique_by_unit  # noqa: E402
 from ecrm.kernels.warm_up import Shapes, warm_up  # noqa: E402
 from ecrm.model.determinism import prepared_torch  # noqa: E402
+from support.gpu_waits import waits_for_gpu  # noqa: E402
+from support.kernel_calls import calls  # noqa: E402
 
 
 def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -422,6 +424,17 @@ def test_unique_by_unit(units, rows):
     results = [unique_by_unit(numbers, units, backend) for backend in ("reference", "triton")]
     for expected, found in zip(*results):
         assert torch.equal(found, expected)
+
+
+def test_only_the_number_of_unique_rows_is_waited_for(gpu):
+    with gpu.used("auto") as device:
+        waits = {}
+        for name, call in calls(Shapes(8, "rowwise_adagrad", features=3), device):
+            with waits_for_gpu() as waits[name]:
+                call()
+    assert len(waits) > 15
+    waited = {name: places for name, places in waits.items() if places}
+    assert waited == {"unique_by_unit": ["kernel unique_by_unit"]}
 
 
 def test_the_warm_up_calls_every_operation(monkeypatch):

@@ -149,9 +149,13 @@ LARGE = 1 << 17
         (lambda host, here, fast: on_device(here.device, fast), False),
         (lambda host, here, fast: coming(here), False),
         (lambda host, here, fast: on_host(here, here), True),
+        (lambda host, here, fast: here[here != 0], True),
+        (lambda host, here, fast: here[1:], False),
+        (lambda host, here, fast: torch.equal(here, here), True),
+        (lambda host, here, fast: torch.tensor([1], device=here.device), True),
     ],
 )
-def test_a_copy_is_waited_for_unless_its_memory_is_pinned(monkeypatch, way, waits):
+def test_results_are_waited_for_and_copies_whose_memory_is_not_pinned(monkeypatch, way, waits):
     seen = []
     with imitated_gpu() as device:
         here = torch.ones(LARGE, dtype=torch.uint8, device=device)

@@ -5,31 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from ecrm.kernels.decode import decode
-from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward
-from ecrm.kernels.hash_uniform import begin_rows, hash_uniform
 from ecrm.kernels.parity_apply import parity_apply
 from ecrm.kernels.records import (
-    RecordLog,
     gather_records,
-    merge_records,
     record_bytes,
-    scatter_records,
     xor_records,
 )
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import sparse_update, state_widths
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.kernels.warm_up import Shapes, _warm_storage, warm_up
+from support.kernel_calls import BACKEND, calls
 from support.kernel_compiler import Launches, compiling
 
-BACKEND = "triton"
 RUN = Shapes(dimension=64, optimizer="rowwise_adagrad", features=26)
 OTHERS = [*(Shapes(64, optimizer) for optimizer in ("sgd", "adagrad", "adam"))]
 OTHERS.append(Shapes(64, "rowwise_adagrad", l2=True))
@@ -73,51 +67,6 @@ def later(shapes: Shapes) -> None:
         for coefficient in (1, 3, 29):
             parity_apply(parity, rows, coefficient, delta, BACKEND, unique=True)
         decode([delta] * (n + 1), torch.ones(1, n + 1, dtype=torch.uint8), BACKEND)
-
-
-def calls(shapes: Shapes) -> Iterator[tuple[str, Callable[[], object]]]:
-    """One call of each operation, as a run makes it."""
-    rows, ones = rows_of(6), torch.ones(6)
-    records, sums = torch.zeros(6, shapes.stride), torch.zeros(6, shapes.stride)
-    (weights, state, marks), delta = shapes.parts(records), sums.view(torch.uint8)
-    gradients = sums[:, : shapes.dimension]
-    log = RecordLog(
-        torch.zeros(20, dtype=torch.int64),
-        torch.zeros(20, 4 * shapes.stride, dtype=torch.uint8),
-        torch.zeros(6, dtype=torch.int32),
-        counter=torch.zeros(1, dtype=torch.int64),
-    )
-
-    def update(**wanted: Any) -> None:
-        sparse_update(
-            weights, state, rows, gradients, shapes.optimizer, lr=0.1, backend=BACKEND, **wanted
-        )
-
-    parity = torch.zeros_like(delta)
-    yield "update", lambda: update()
-    yield "update_with_delta", lambda: update(delta=delta, marks=marks)
-    yield "update_logged", lambda: update(log=log, marks=marks)
-    yield "parity_apply", lambda: parity_apply(parity, rows, 3, delta, BACKEND, unique=True)
-    yield "decode", lambda: decode([delta] * 4, torch.ones(2, 4, dtype=torch.uint8), BACKEND)
-    yield "gather_records", lambda: gather_records(records, (), rows, BACKEND)
-    yield "scatter_records", lambda: scatter_records(records, (), rows, delta, BACKEND)
-    yield "xor_records", lambda: xor_records(records, (), rows, delta, BACKEND)
-    yield "merge_records", lambda: merge_records(log, rows, delta, BACKEND)
-    values, seen = torch.zeros(6, shapes.dimension), torch.zeros(6, dtype=torch.uint8)
-    yield "scatter_add", lambda: scatter_add(sums, rows, values, BACKEND, seen)
-    yield "scatter_add unique", lambda: scatter_add(sums, rows, values, BACKEND, seen, unique=True)
-    yield "hash_uniform", lambda: hash_uniform(1, 2, rows, shapes.dimension, 0.5, BACKEND)
-    yield "begin_rows", lambda: begin_rows(weights, marks, rows, 1, rows, rows, ones, BACKEND)
-    yield "unique_by_unit", lambda: unique_by_unit(rows, 2, BACKEND)
-    places = torch.zeros(2 * (shapes.features or 0), dtype=torch.int64)
-    two = values[:2].clone()
-    out = dot_interaction(two, values, places, BACKEND)
-    yield "dot_interaction", lambda: dot_interaction(two, values, places, BACKEND)
-    yield (
-        "dot_interaction_backward",
-        lambda: dot_interaction_backward(out, two, values, places, BACKEND),
-    )
-    yield "made to wait", lambda: sums[sums != 0]
 
 
 @triton.jit
@@ -170,10 +119,10 @@ if __name__ == "__main__":
         with compiling() as new:
             call()
         found[name] = [asdict(kernel) for kernel in new]
-    launches: dict[str, tuple[list[str], list[str]]] = {}
+    launches: dict[str, list[str]] = {}
     with compiling():
         for name, call in calls(RUN):
             with Launches() as noted:
                 call()
-            launches[name] = noted.launched, noted.waits
+            launches[name] = noted.launched
     print(json.dumps({"compiled": found, "launches": launches}))
