@@ -104,3 +104,31 @@ def test_a_session_that_began_with_a_file_goes_on_and_is_exported(tmp_path):
     exported = read_safetensors(tmp_path / "exported.safetensors")
     assert exported.keys() == saved.keys()  # all names of the table
     assert all((exported[name] == saved[name].numpy()).all() for name in saved)
+
+
+CONFIG = """
+[cluster]
+servers = 2
+trainers = 1
+spares = 1
+
+[protection]
+name = "chain"
+"""
+
+
+@pytest.mark.drill
+def test_the_line_of_a_dry_run_typed_by_hand_trains_as_its_config_says(tmp_path):
+    torch.save(loading.Model("cpu").state_dict(), tmp_path / "began.pt")
+    copy(PROGRAMS / "loading.py", tmp_path / "train.py")
+    (tmp_path / "cluster.toml").write_text(CONFIG)
+    words = ("launch", "train.py", "--config", "cluster.toml", "--check-determinism", "2")
+    shown = ecrm(*words, "--dry-run", "--", "began.pt", "model.pt", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    line = shown.stdout.splitlines()[0]
+    done = subprocess.run(
+        line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each slot of steps 0 to 1 was computed twice, to the same bits" in done.stdout
+    assert "chain replication" in done.stdout and (tmp_path / "model.pt").exists()
