@@ -10,6 +10,8 @@ import ecrm
 
 _ECRM = f"{Path(ecrm.__file__).parent}/"
 _OTHERS = (_ECRM, *map(sysconfig.get_path, ("stdlib", "purelib")), "<")
+_COLLATE = "/torch/utils/data/"
+"""In the paths of torch's default_collate, which stands in for a user's own."""
 
 
 def _is_own(file: str, script: str) -> bool:
@@ -41,7 +43,11 @@ def own_traceback(error: BaseException, script: str = "") -> str:
 
 
 def _leave_out(told: traceback.TracebackException, script: str) -> None:
-    own = [place for place, frame in enumerate(told.stack) if _is_own(frame.filename, script)]
+    own = [
+        place
+        for place, frame in enumerate(told.stack)
+        if _is_own(frame.filename, script) or _COLLATE in frame.filename
+    ]
     last = len(told.stack) if told.__cause__ else max(own, default=-1)
     told.stack[:] = [
         frame

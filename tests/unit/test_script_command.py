@@ -240,6 +240,18 @@ def test_frames_of_ecrm_are_left_out_between_those_of_the_user(tmp_path, monkeyp
         assert "ecrm/session" not in told
 
 
+def test_samples_that_default_collate_refuses_are_told_without_frames_of_ecrm(
+    tmp_path, monkeypatch
+):
+    text = (
+        "from ecrm.session.data import Indexed, feed_of\n\nsamples = [[1], [1, 2]]\n"
+        "feed_of(Indexed(samples, 2), 1, 1, 0).draw(0, 0, [])\n"
+    )
+    told = execute(tmp_path, monkeypatch, text).traceback
+    assert "in default_collate\n" in told and "each element in list of batch should be" in told
+    assert "ecrm/session" not in told
+
+
 def test_frames_of_ecrm_within_those_of_the_user_are_told(tmp_path, monkeypatch):
     text = "from ecrm.session.data import Indexed\n\nIndexed(range(9), 4).samples(0, 'four')\n"
     told = execute(tmp_path, monkeypatch, text).traceback
