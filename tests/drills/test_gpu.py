@@ -25,6 +25,18 @@ def test_seven_ranks_share_a_gpu_and_a_killed_server_costs_no_bit(
     assert min(shared[0], shared[2]) > 0
 
 
+def test_interpreted_kernels_survive_a_killed_server(tmp_path, criteo_rows):
+    """A short run: they take a while."""
+    sets = {**BASE, **SEVEN, "train.steps": 10, "train.global_batch": 16}
+    sets |= {"model.max_rows_per_table": 20, "protection.rebuild_rows_per_step": 100_000}
+    imitated = {"storage.device": "cuda", "testing.imitated_gpu": True, "kernels.backend": "triton"}
+    calm = drill(tmp_path / "calm", criteo_rows, sets)
+    run = drill(tmp_path / "run", criteo_rows, {**sets, **imitated}, ("1@4:parity",))
+    assert run.model == calm.model
+    ran = run.summary["kernels_ran"]
+    assert {ran[name] for name in ("sparse_update", "parity_apply", "decode")} == {"triton"}
+
+
 @pytest.mark.parametrize("devices", [("train",), ("train", "storage")])
 def test_a_model_trained_on_a_gpu_survives_kills(tmp_path, criteo_rows, undisturbed, gpu, devices):
     """Its bits are the CPU's on an imitated one alone."""
