@@ -183,8 +183,16 @@ def changes(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
     return [*lines, *device_changed(said, mine)]
 
 
-def check_steps(path: Path, at: int, steps: int) -> None:
-    """Raise UsageError where the run at `path` has gone beyond `steps`."""
+def check_steps(path: Path, at: int, steps: int, of_script: bool = False) -> None:
+    """Raise UsageError where the run at `path` has gone beyond `steps`.
+
+    `of_script`: its steps are those of a script.
+    """
+    if at > steps and of_script:
+        raise UsageError(
+            f"{path} is at step {at}, this script trains {steps}",
+            otherwise=f"have session.steps train {at} or more",
+        )
     if at > steps:
         raise UsageError(
             f"{path} is at step {at}, this config trains {steps}",

@@ -41,7 +41,7 @@ def folder_to_go_on(config: Config, trained: Trained, steps: int, resume: Path) 
             *ways_out,
         )
     _check_fit(folder, config, trained)
-    _check_files(folder, steps)
+    _check_files(folder, steps, of_script="data" not in trained.identity())
     return folder
 
 
@@ -132,7 +132,7 @@ def _check_that_nobody_holds(folder: Path) -> None:
                 time.sleep(0.01)
 
 
-def _check_files(folder: Path, steps: int) -> None:
+def _check_files(folder: Path, steps: int, of_script: bool = False) -> None:
     """Check that the files can be used by a run of `steps` steps.
 
     Raises UsageError where a live run uses them or they are beyond `steps`, DataError where one is
@@ -152,7 +152,7 @@ def _check_files(folder: Path, steps: int) -> None:
             raise DataError(
                 f"{path.stem} in {folder} cannot be used: its files are shorter than they were"
             )
-        check_steps(folder, words["committed"], steps)
+        check_steps(folder, words["committed"], steps, of_script)
 
 
 def read_about(folder: Path) -> dict[str, Any]:

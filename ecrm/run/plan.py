@@ -167,7 +167,7 @@ def plan_start(
     said = found[0].manifest.identity
     mine = trained.identity(trained.began(found[0]), begun_as(said))
     steps = _steps_of(config, trained, kills, mine["data_began"])
-    check_steps(found[0].path, found[0].step, steps)
+    check_steps(found[0].path, found[0].step, steps, of_script="data" not in said)
     return Start(steps, mine, found, refused, changed=trained.changes(said, mine))
 
 

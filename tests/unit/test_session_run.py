@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ecrm.checkpoint.compatibility import check_identity, same_bits
+from ecrm.checkpoint.compatibility import check_identity, check_steps, same_bits
 from ecrm.checkpoint.exported_model import exported_model
 from ecrm.config import load_config
 from ecrm.errors import UsageError
@@ -82,6 +82,13 @@ def test_a_script_and_the_built_in_trainer_do_not_go_on_with_one_another(criteo_
         check_identity(PATH, trained().identity(), config)
     with pytest.raises(UsageError, match="is of the built-in trainer"):
         trained().check_identity(PATH, {"data": {}})
+
+
+def test_steps_beyond_those_of_a_script_are_set_in_the_script():
+    """Its config may not have train.steps."""
+    check_steps(PATH, 8, 8, of_script=True)
+    with pytest.raises(UsageError, match="at step 12, this script trains 8: have session.steps t"):
+        check_steps(PATH, 12, 8, of_script=True)
 
 
 def test_what_a_script_decides_must_fit_the_ranks():
