@@ -279,13 +279,14 @@ WRONG = {
     "a collection of another kind": (
         lambda: nn.ModuleDict({"x": of_another_kind()}),
         "x is a torchrec.modules.fused_embedding_modules.FusedEmbeddingBagCollection: build it as "
-        "a torchrec.EmbeddingBagCollection or EmbeddingCollection, or derive your class from those "
-        "of ecrm.session.collections",
+        "a torchrec.EmbeddingBagCollection or EmbeddingCollection, or derive your class from "
+        "ecrm.EmbeddingBagCollection or ecrm.EmbeddingCollection",
     ),
     "a derived collection": (
         derived,
         "the model is a test_session_swap.Mine: build it as a torchrec.EmbeddingBagCollection or "
-        "EmbeddingCollection, or derive your class from those of ecrm.session.collections",
+        "EmbeddingCollection, or derive your class from ecrm.EmbeddingBagCollection or "
+        "ecrm.EmbeddingCollection",
     ),
     "a model in two sessions": (
         swapped_before,
