@@ -12,7 +12,7 @@ and `queued` says no. Before each call 256 MiB are written, so that nothing is l
 1 GiB, timed in the same run. Its bar is 0.85. Scattered records of 520 bytes touch 576 bytes of
 memory, so that 0.93 is the ceiling there. Cells are empty where nothing was measured.
 
-The steps are real: mpirun with several ranks on one GPU, storage.device = cuda, runs with and
+The steps are real: mpirun with several ranks on one GPU, rows and the model on it, runs with and
 without protection in turns.
 
 `peer` is FBGEMM's fused update on CUDA between two gathers and an XOR, where it can be imported. It
@@ -49,6 +49,7 @@ FLUSHED = 256 << 20
 COPIED = 1 << 30
 STEPS = {
     "storage.device": "cuda",
+    "train.device": "cuda",
     "cluster.servers": 4,
     "cluster.trainers": 2,
     "cluster.spares": 1,
