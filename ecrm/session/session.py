@@ -227,7 +227,8 @@ class Session:
         """Decorate a function that every rank is to call after each `steps` steps.
 
         It is for evaluation: `eval_batches` belongs into it. Where a rank dies before all are
-        through with it, all call it again for the same step.
+        through with it, all call it again for the same step. So does a run that is resumed at a
+        step at which it is due.
         """
         self._check_before("every")
         if steps < 1:
