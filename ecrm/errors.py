@@ -118,6 +118,16 @@ class ScriptFailed(EcrmError):
     exit_code = 8
 
 
+class ReplicasDiffer(ScriptFailed):
+    """The dense part differs between ranks. The message names step, ranks and entries."""
+
+    def __init__(self, difference: str) -> None:
+        super().__init__(
+            f"{difference}: the script changes it on some ranks alone; change parameters, learning "
+            "rates and buffers in before_step or in the scheduler, which run alike on all ranks"
+        )
+
+
 class DataError(EcrmError):
     """A file exists, but its content is damaged or cut short.
 

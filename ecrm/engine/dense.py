@@ -5,7 +5,7 @@ The model behind a replica is the training loop's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -49,6 +49,13 @@ class DenseReplica(Protocol):
 
     def present(self) -> list[Tensor]:
         """The state as it is now, committed or not, as `export` would give it after a commit."""
+
+    @property
+    def entries(self) -> Iterable[tuple[str, object]]:
+        """(name, value) of all state as it is now: tensors on any device, numbers and words.
+
+        Names and values are the same on all holders.
+        """
 
     def is_finite(self, state: Sequence[Tensor]) -> bool:
         """Whether the parameters and optimizer state in an exported state are finite."""

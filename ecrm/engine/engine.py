@@ -31,11 +31,13 @@ from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed
 from ecrm.engine.in_flight import StepInFlight
 from ecrm.engine.lookup import Lookup, stray_row
 from ecrm.engine.recovery import Recovery
+from ecrm.engine.replica_check import ReplicaCheck, compare_replicas
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.rollback import Durable
 from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
+from ecrm.errors import ReplicasDiffer
 from ecrm.placement.assignment import plan_reshape
 from ecrm.placement.sparse_optimizer import SparseRate, factor
 from ecrm.placement.tables import Table
@@ -111,6 +113,7 @@ class Engine:
         self._transport, self._sparse_rate = transport, sparse_rate
         self._gradients: dict[tuple[int, int], ReusableBuffer] = {}
         self._last_finished = clock()
+        self._replica_check = ReplicaCheck(clock)
         self._over_at = -1
 
     @property
@@ -346,7 +349,7 @@ class Engine:
             if committing:
                 flight.phase = "commit"
                 state.hooks.phase(self.step - 1, "commit")
-                self._agree_on_commit()
+                self._agree_on_commit(compares=True)
                 self.recovery.stopping = self.recovery.stopping or bool(came.stopping)
             put_right = committing and state.put_right
             if not (self.recovery.stopping or put_right or self.over):
@@ -465,11 +468,24 @@ class Engine:
             state.log.add(self.step, came.notes)
 
     def commit(self) -> None:
-        """Collective, between steps: commit what is not yet. Raises StepAborted after a failure."""
+        """Collective, between steps: commit what is not yet, and compare all dense replicas.
+
+        Whatever is saved comes after a call of this. Raises StepAborted after a failure, and
+        ReplicasDiffer on every rank where replicas differ.
+        """
         with self.recovery.recovering():
+            self._compare_replicas()
             if self.committed < self.step:
                 self._protect()
                 self._agree_on_commit()
+
+    def _compare_replicas(self) -> None:
+        """Collective: raise ReplicasDiffer on every rank unless all dense replicas are the same."""
+        if len(self.view.dense) > 1:
+            dense = self.state.dense
+            entries = None if dense is None else dense.entries
+            if problem := compare_replicas(self._transport, entries, self.step):
+                self.recovery.refuse(problem, ReplicasDiffer)
 
     def seal(self) -> None:
         """Collective, between steps: agree that all ranks have come here, one more `state.seals`.
@@ -512,12 +528,20 @@ class Engine:
     def _commit_is_due(self) -> bool:
         return self.step + 1 - self.committed >= self.state.policy.commit_interval
 
-    def _agree_on_commit(self) -> None:
+    def _agree_on_commit(self, compares: bool = False) -> None:
+        """Collective: accept a commit; `compares`: with a word of the dense replica's digest."""
         state = self.state
         present = None if state.dense is None else state.present_dense
         state.protection.prepare(self.step, present)
         scrub = state.scrub
-        if not self._transport.agree(scrub is None or scrub.clean):
+        word = None
+        if compares and state.dense is not None and len(self.view.dense) > 1:
+            word = self._replica_check.word_if_due(state.dense, self.step)
+        clean, alike = self._transport.agree_alike(scrub is None or scrub.clean, word)
+        if not alike:
+            self._compare_replicas()
+            raise AssertionError("dense replicas differ by their digests, and by no entry")
+        if not clean:
             assert scrub is not None
             scrub.tell()
             if not self._transport.agree(True):
@@ -535,6 +559,7 @@ class Engine:
                     "stall_seconds": failure.stall_seconds,
                 }
             )
+        self._replica_check.stepped(now - self._last_finished)
         self._last_finished = now
 
     def _repair(self, wanted: dict[ShardSpace, Tensor], budget: int) -> None:

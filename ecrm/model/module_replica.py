@@ -315,6 +315,7 @@ class ModuleReplica:
         """Step with the gradients that are there."""
         if self._before_step is not None:
             self._before_step(self.parameters)
+            self._buffers = placed(live_buffers(self.module), self._buffers)
         if self.optimizer is not None:
             self.optimizer.step()
 
@@ -454,6 +455,22 @@ class ModuleReplica:
     def whole_state(self) -> Iterator[tuple[str, Any]]:
         """(name, value) of everything that is part of the state; tensors are live."""
         return leaves(self._live())
+
+    @property
+    def entries(self) -> Iterator[tuple[str, Any]]:
+        """(name, value) of everything that is part of the state, named for a reader; live."""
+        live = self._live()
+        rest = live["rest"]
+        kinds: list[tuple[str, Any]] = []
+        for number, optimizer in enumerate(rest["optimizers"]):
+            of = "optimizer" if number == 0 else f"optimizer {number}"
+            kinds += [(f"{of} group", optimizer["groups"]), (f"{of} state", optimizer["state"])]
+        kinds += [("scheduler", rest["scheduler"]), ("registered", rest["extra"])]
+        kinds += [("stream of slot", rest["streams"]), ("number of skipped steps", rest["skipped"])]
+        kinds += [("parameter", live["parameters"]), ("buffer", live["buffers"])]
+        for kind, state in kinds:
+            for name, value in leaves(state):
+                yield f"{kind} {name}".rstrip(), value
 
     @property
     def state_tensors(self) -> list[Tensor]:

@@ -186,7 +186,8 @@ def _mapped(state: Any, change: Callable[[Tensor], Any]) -> Any:
         return change(state)
     if isinstance(state, dict):
         result = copy.copy(state)
-        result.update({key: _mapped(value, change) for key, value in state.items()})
+        for key, value in state.items():
+            result[key] = _mapped(value, change)  # a Counter's `update` would add
         return result
     if type(state) in (list, tuple):
         return type(state)(_mapped(value, change) for value in state)
@@ -198,7 +199,8 @@ def _put_back(state: Any, mark: str, make: Callable[[Any], Tensor]) -> Any:
     if isinstance(state, dict):
         if state.keys() == {mark}:
             return make(state[mark])
-        state.update({key: _put_back(value, mark, make) for key, value in state.items()})
+        for key, value in state.items():
+            state[key] = _put_back(value, mark, make)
     elif isinstance(state, list):
         state[:] = [_put_back(value, mark, make) for value in state]
     elif type(state) is tuple:

@@ -125,6 +125,12 @@ class FlatDenseReplica:
         """
         return on_host(self._flat, *self._state)
 
+    @property
+    def entries(self) -> list[tuple[str, object]]:
+        """As in `ecrm.engine.dense.DenseReplica`; the tensors are live."""
+        moments = [(f"optimizer state {number}", t) for number, t in enumerate(self._state)]
+        return [("parameters", self._flat), *moments, ("sum of losses", self.loss_sum)]
+
     def begin_slot(self) -> None:
         """Zero the gradients that the next backward adds to."""
         self._gradient.zero_()

@@ -24,9 +24,9 @@ class CountedTransport(WrappedTransport):
         with self._calls.call():
             return self.inner.share(tensors)
 
-    def agree(self, flag: bool) -> bool:
+    def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
         with self._calls.call():
-            return self.inner.agree(flag)
+            return self.inner.agree_alike(flag, word)
 
     def shrink(self) -> None:
         with self._calls.call():

@@ -116,9 +116,9 @@ class ProfiledTransport(WrappedTransport):
         with self._timed("share"):
             return self.inner.share(tensors)
 
-    def agree(self, flag: bool) -> bool:
+    def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
         with self._timed("agree"):
-            return self.inner.agree(flag)
+            return self.inner.agree_alike(flag, word)
 
     def shrink(self) -> None:
         with self._timed("shrink"):

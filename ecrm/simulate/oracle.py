@@ -27,8 +27,8 @@ class Alone(Transport):
     def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
         return {0: [copied(part) for part in tensors]}
 
-    def agree(self, flag: bool) -> bool:
-        return flag
+    def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
+        return flag, True
 
     def shrink(self) -> None:
         raise AssertionError("nobody can die here")

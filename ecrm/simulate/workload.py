@@ -77,6 +77,10 @@ class TinyDense:
     def is_finite(self, state: Sequence[Tensor]) -> bool:
         return bool(state[0].isfinite().all())
 
+    @property
+    def entries(self) -> list[tuple[str, object]]:
+        return [("value", self.value)]
+
     def load(self, state: Sequence[Tensor]) -> None:
         self._saved = state[0].clone()
         self.undo()

@@ -25,8 +25,8 @@ class LoneTransport(Transport):
         wire.check(tensors)
         return {0: [copied(part) for part in tensors]} if tensors else {}
 
-    def agree(self, flag: bool) -> bool:
-        return bool(flag)
+    def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
+        return bool(flag), True
 
     def shrink(self) -> None:
         pass

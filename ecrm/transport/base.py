@@ -21,6 +21,8 @@ from ecrm.transport.message import Part, Received
 from ecrm.transport.pulse import Pulse
 from ecrm.transport.shared_memory import SharedMemory
 
+WORD_BITS = 13
+"""Bits of a word that ranks compare in an agreement: two words and four flags fit in a C int."""
 ReceiveMemory = Callable[[int], np.ndarray]
 
 
@@ -103,13 +105,20 @@ class Transport(ABC):
         Returns all ranks' lists as `exchange` does, this rank's included.
         """
 
-    @abstractmethod
     def agree(self, flag: bool) -> bool:
         """Return on every rank whether all live ranks called with True.
 
         Uniform: if it returns True on one rank, every other live rank had already called `agree`
         with True. A rank may still see `PeerFailure` where another saw True; never True where
         another saw False.
+        """
+        return self.agree_alike(flag, None)[0]
+
+    @abstractmethod
+    def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
+        """`agree`, and whether all live ranks that gave a word gave the same.
+
+        A word has WORD_BITS bits. A rank without a word gives None. Uniform as `agree` is.
         """
 
     @abstractmethod
@@ -181,8 +190,8 @@ class WrappedTransport(Transport):
     def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
         return self.inner.share(tensors)
 
-    def agree(self, flag: bool) -> bool:
-        return self.inner.agree(flag)
+    def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
+        return self.inner.agree_alike(flag, word)
 
     def shrink(self) -> None:
         self.inner.shrink()

@@ -36,7 +36,14 @@ from torch import Tensor
 
 from ecrm.errors import UsageError
 from ecrm.transport import wire
-from ecrm.transport.base import PeerFailure, ReceiveMemory, Revoked, Transport, new_memory
+from ecrm.transport.base import (
+    WORD_BITS,
+    PeerFailure,
+    ReceiveMemory,
+    Revoked,
+    Transport,
+    new_memory,
+)
 from ecrm.transport.message import Part, Received
 from ecrm.transport.shared_memory import SharedMemory
 
@@ -45,6 +52,9 @@ FLAG = 1  # this rank's answer is True
 WORKING = 2  # this rank asks on behalf of its program
 SHRINKING = 4  # this rank has left the program's calls and wants to shrink
 SHRUNK = 8  # this rank's MPI_Comm_shrink succeeded
+WORD_AT = 4  # a word begins at this bit; its complement follows: both stay where all words are one
+WORD_MASK = (1 << WORD_BITS) - 1
+NO_WORD = (1 << 2 * WORD_BITS) - 1  # AND with it changes no other rank's word
 
 # A message's head: its length in words, its stamp (number and kind of the call), the bytes of each
 # tensor that travels apart (0: none more), then payload. It is short enough to travel eagerly,
@@ -151,15 +161,18 @@ class MpiTransport(Transport):
         """As in `Transport`."""
         return self._deliver(SHARE, [wire.pack(tensors)] * len(self.live), [[]] * len(self.live))
 
-    def agree(self, flag: bool) -> bool:
+    def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
         """As in `Transport`, and survivors all return the same or all see `PeerFailure`."""
+        bits = NO_WORD if word is None else word | (word ^ WORD_MASK) << WORD_BITS
         try:
-            answer = self._communicator.Agree(WORKING | (FLAG if flag else 0))
+            answer = self._communicator.Agree(WORKING | (FLAG if flag else 0) | bits << WORD_AT)
         except self._mpi.Exception as error:
             raise self._peer_failure("agree", error) from error
         if not answer & WORKING:
             raise Revoked("agree: another rank is recovering from a failure or has left")
-        return bool(answer & FLAG)
+        said = answer >> WORD_AT
+        alike = (said | said >> WORD_BITS) & WORD_MASK == WORD_MASK
+        return bool(answer & FLAG), alike
 
     def shrink(self) -> None:
         """As in `Transport`; measured 2 to 25 ms for 7 ranks that train on 2 cores.

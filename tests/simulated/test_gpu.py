@@ -217,8 +217,8 @@ class Recorder(Transport):
     def share(self, tensors):
         return self.exchange({0: tensors})
 
-    def agree(self, flag):
-        return flag
+    def agree_alike(self, flag, word):
+        return flag, True
 
     def shrink(self):
         pass

@@ -73,8 +73,10 @@ class SimulatedTransport(Transport):
             if contributions[sender]
         }
 
-    def agree(self, flag: bool) -> bool:
-        return all(self._cluster.collective(self.rank, "agree", bool(flag)).values())
+    def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
+        said = self._cluster.collective(self.rank, "agree", (bool(flag), word)).values()
+        words = {word for _, word in said if word is not None}
+        return all(flag for flag, _ in said), len(words) < 2
 
     def shrink(self) -> None:
         self._cluster.shrink(self.rank)

@@ -227,6 +227,14 @@ def agrees(transport: Transport) -> None:
     assert transport.agree(True) is True
     assert transport.agree(transport.rank != transport.live[-1]) is False
     assert transport.agree(False) is False
+    last = transport.rank == transport.live[-1]
+    assert transport.agree_alike(True, 0) == (True, True)
+    assert transport.agree_alike(True, 0b1010101010101) == (True, True)
+    assert transport.agree_alike(not last, None) == (False, True)
+    assert transport.agree_alike(True, 5 if last else None) == (True, True)
+    several = len(transport.live) > 1
+    assert transport.agree_alike(True, 5 if last else 4) == (True, not several)
+    assert transport.agree_alike(True, 0 if last else 1 << 12) == (True, not several)
     assert transport.agree(True) is True
 
 

@@ -1,0 +1,155 @@
+"""Whether all holders of the dense part have the same bits: digests, and when they are compared."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+import xxhash
+from torch import Tensor
+
+from ecrm.engine.dense import DenseReplica
+from ecrm.transport.base import WORD_BITS, Transport
+from ecrm.transport.gpu_copies import on_host
+from ecrm.transport.message import tensors
+from ecrm.wording import listed
+
+SHARE_OF_A_STEP = 0.005
+"""The most that digests may take of the time of a step, on average."""
+FIRST_STEPS = 8
+"""The first commits are compared whatever a digest takes: most mistakes show there."""
+_BITS = (1 << 64) - 1
+
+
+def entry_digests(entries: Iterable[tuple[str, object]]) -> dict[str, int]:
+    """A digest of 64 bits of each entry, by name.
+
+    A tensor counts by dtype, shape and elements, and not by its strides, device or address. Other
+    values count by their words.
+    """
+    named = list(entries)
+    on_cpu = iter(on_host(*(value.detach() for _, value in named if isinstance(value, Tensor))))
+    digests = {}
+    for name, value in named:
+        if isinstance(value, Tensor):
+            tensor = next(on_cpu)
+            head = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
+            content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+            digests[name] = xxhash.xxh3_64_intdigest(content, seed=xxhash.xxh3_64_intdigest(head))
+        else:
+            digests[name] = xxhash.xxh3_64_intdigest(f"{name} {plain(value)}".encode())
+    return digests
+
+
+def digest_of(digests: Mapping[str, int]) -> int:
+    """The digest, 64 bits, of all entries in any order."""
+    return sum(digests.values()) & _BITS
+
+
+def plain(value: object) -> str:
+    """A value in words that are the same in every process; of an object, its class alone."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value)
+    return type(value).__qualname__
+
+
+class ReplicaCheck:
+    """When a rank puts a digest of its dense part into a commit, and what it puts there.
+
+    A rank compares its first commits, and then each step that is a multiple of a power of two. Each
+    rank chooses the power by its own clock: digests take SHARE_OF_A_STEP of the time at most. A
+    rank that leaves its digest out disturbs no other. All ranks compare at the common multiples.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._done, self._every = clock, 0, 1
+        self._step_seconds = 0.0
+
+    def is_due(self, step: int) -> bool:
+        """Whether the state after so many steps is compared."""
+        return self._done < FIRST_STEPS or step % self._every == 0
+
+    def word_if_due(self, dense: DenseReplica, step: int) -> int | None:
+        """Bits of the digest for the agreement on a commit, others in each step; None if not due.
+
+        Two states whose digests differ have the same word in one step of 8,192 on average.
+        """
+        if not self.is_due(step):
+            return None
+        began = self._clock()
+        digest = digest_of(entry_digests(dense.entries))
+        self._choose(self._clock() - began)
+        mixed = xxhash.xxh3_64_intdigest(digest.to_bytes(8, "little"), seed=step)
+        return mixed >> (64 - WORD_BITS)
+
+    def stepped(self, seconds: float) -> None:
+        """A step has taken so long."""
+        last = self._step_seconds or seconds
+        self._step_seconds = last + (seconds - last) / 8
+
+    def _choose(self, seconds: float) -> None:
+        self._done += 1
+        if self._step_seconds:
+            least = seconds / (SHARE_OF_A_STEP * self._step_seconds)
+            self._every = 1 << max(0, int(least) - 1).bit_length() if least > 1 else 1
+
+
+def compare_replicas(
+    transport: Transport, entries: Iterable[tuple[str, object]] | None, step: int
+) -> str:
+    """Collective: how the dense parts of holders differ after `step` steps, in words; "" if not.
+
+    `entries` are those of this rank, None where it has no dense part. The words name ranks and
+    entries. Raises PeerFailure as transport calls do.
+    """
+    named = None if entries is None else dict(entries)
+    digests = {} if named is None else entry_digests(named.items())
+    whole = torch.tensor(list(digest_of(digests).to_bytes(8, "little")), dtype=torch.uint8)
+    said = transport.share([whole] if digests else [])
+    if len({bytes(part.tolist()) for parts in said.values() for part in tensors(parts)}) < 2:
+        return ""
+    words = {
+        name: [digest, "" if isinstance(named[name], Tensor) else plain(named[name])]
+        for name, digest in digests.items()
+        if named is not None
+    }
+    mine = torch.tensor(list(json.dumps(words).encode()), dtype=torch.uint8)
+    shared = transport.share([mine] if words else [])
+    of_ranks = {
+        rank: json.loads(bytes(part.tolist()))
+        for rank, parts in shared.items()
+        for part in tensors(parts)
+    }
+    return difference(of_ranks, step)
+
+
+def difference(of_ranks: Mapping[int, Mapping[str, list[object]]], step: int) -> str:
+    """How the entries of ranks differ, in words; "" where they do not.
+
+    `of_ranks` are {name: [digest, value in words]}, by rank. Numbers and words come before tensors,
+    of which they may be the cause.
+    """
+    first = min(of_ranks)
+    for rank in sorted(of_ranks):
+        ours, theirs = of_ranks[first], of_ranks[rank]
+        names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+        names.sort(key=lambda name: not (ours.get(name) or theirs[name])[1])
+        if names:
+            found = listed(
+                [_in_words(name, theirs.get(name), ours.get(name), rank, first) for name in names]
+            )
+            where = f"the dense part of rank {rank} is not that of rank {first}"
+            return f"after step {step} {where}: {found}"
+    return ""
+
+
+def _in_words(
+    name: str, theirs: list[object] | None, ours: list[object] | None, rank: int, first: int
+) -> str:
+    if theirs is None or ours is None:
+        return f"{name} is missing on rank {rank if theirs is None else first}"
+    if theirs[1] or ours[1]:
+        return f"{name} is {theirs[1]} on rank {rank} and {ours[1]} on rank {first}"
+    return f"{name} differs"
