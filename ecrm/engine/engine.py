@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ecrm.allocate import CPU, Allocate, ReusableBuffer, ZerosOn, lazy_zeros
+from ecrm.engine.asked_before import AskedBefore
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed
 from ecrm.engine.in_flight import StepInFlight
@@ -37,7 +38,7 @@ from ecrm.engine.rollback import Durable
 from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
-from ecrm.errors import ReplicasDiffer
+from ecrm.errors import ReplicasDiffer, ScriptFailed
 from ecrm.placement.assignment import plan_reshape
 from ecrm.placement.sparse_optimizer import SparseRate, factor
 from ecrm.placement.tables import Table
@@ -57,7 +58,7 @@ from ecrm.requests.routing import (
 from ecrm.storage import StoreFactory
 from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import Part, tensors
+from ecrm.transport.message import Part, Received, tensors
 from ecrm.transport.piggyback import Incoming, Outgoing, exchange, exchange_rounds
 from ecrm.transport.pinned import rows_to_send
 from ecrm.transport.staged import StagedTransport
@@ -114,6 +115,8 @@ class Engine:
         self._gradients: dict[tuple[int, int], ReusableBuffer] = {}
         self._last_finished = clock()
         self._replica_check = ReplicaCheck(clock)
+        self.asked = AskedBefore()
+        """What slots have asked this rank for; whoever draws their batches may tell it of them."""
         self._over_at = -1
 
     @property
@@ -223,12 +226,21 @@ class Engine:
         # a shard that this makes whole is asked for its rows
         if self.view.rebuilding and stand_in is not None and restores:
             self._repair({}, budget)
-        lookup = Lookup.of(state.lookup_context(budget), rows, computed=computed)
-        lookup.receive_requests(self._transport.exchange(lookup.requests()))
+        marks = self.asked.marks(self.step) if restores else {}
+        lookup = Lookup.of(state.lookup_context(budget), rows, computed=computed, marks=marks)
+        requests = self._transport.exchange(lookup.requests())
+        if restores:
+            self._check_asked(self.step, requests)
+        lookup.receive_requests(requests)
         if self.view.rebuilding and stand_in is None and not state.protection.repairs_ahead:
             self._repair(lookup.shard_side.missing(), budget)
         lookup.receive_replies(StepReplies.of(self._transport.exchange(lookup.replies({}))))
         return lookup
+
+    def _check_asked(self, step: int, requests: Mapping[int, Sequence[Received]]) -> None:
+        """End the run on all ranks where a slot asks for something else than before a failure."""
+        if problem := self.asked.problem(step, requests, self.state.layouts):
+            self.recovery.refuse(problem, ScriptFailed)
 
     @property
     def _rebuild_rows(self) -> int:
@@ -345,6 +357,7 @@ class Engine:
                 self.enter("scrub")
                 state.scrub.check(self.view)
             state.step += 1
+            self.asked.forget(self.committed)
             flight.updating = flight.changed = False
             if committing:
                 flight.phase = "commit"
@@ -371,7 +384,11 @@ class Engine:
             return None
         self._check(rows_ahead, self.step + 1)
         self._check(rows_soon or {}, self.step + 2)
-        return Lookup.of(self.state.lookup_context(self._rebuild_rows), rows_ahead, rows_soon)
+        context, marks = (
+            self.state.lookup_context(self._rebuild_rows),
+            self.asked.marks(self.step + 1),
+        )
+        return Lookup.of(context, rows_ahead, rows_soon, marks=marks)
 
     def _results(
         self,
@@ -442,6 +459,7 @@ class Engine:
         state = self.state
         attached: dict[int, list[Part]] = {}
         if ahead is not None:
+            self._check_asked(self.step + 1, came.requests)
             ahead.receive_requests(came.requests)
             attached = ahead.replies(came.soon)
         if state.dense is not None:

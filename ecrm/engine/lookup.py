@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairRound
 from ecrm.requests.routing import (
+    MARK,
     RowMemory,
     ShardRequests,
     SlotRequests,
@@ -61,8 +63,9 @@ class Lookup:
         context: LookupContext,
         slot_side: SlotRequests,
         soon: Mapping[int, Sequence[Tensor]] | None = None,
+        marks: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        self._context, self.slot_side = context, slot_side
+        self._context, self.slot_side, self._marks = context, slot_side, marks
         self._soon = soon if context.repairs_ahead else None
         self.shard_side = ShardRequests({}, {}, frozenset(), context.hosted)
         self.repair: RepairRound | None = None
@@ -76,13 +79,17 @@ class Lookup:
         rows: Mapping[int, Sequence[Tensor]],
         soon: Mapping[int, Sequence[Tensor]] | None = None,
         computed: Collection[int] = (),
+        marks: Mapping[int, int] = MappingProxyType({}),
     ) -> Lookup:
-        """One that asks for `rows[slot][space]`; `soon` is what the next one will ask for."""
+        """One that asks for `rows[slot][space]`; `soon` is what the next one will ask for.
+
+        `marks` are digests of the slots' batches, for those who are asked.
+        """
         stand_in = context.protection.stand_in
         slot_side = SlotRequests.of(
             rows, context.layouts, context.widths, context.view, stand_in, computed
         )
-        return cls(context, slot_side, soon)
+        return cls(context, slot_side, soon, marks)
 
     def again(self, context: LookupContext, told: Mapping[int, Sequence[Received]]) -> Lookup:
         """The same lookup for slots that have computed, after shards were lost.
@@ -100,6 +107,9 @@ class Lookup:
     def requests(self) -> dict[int, list[Part]]:
         """What this rank's slots ask of shards, and will soon ask of those being rebuilt."""
         outgoing = self.slot_side.requests()
+        for parts in outgoing.values():
+            for slot, digest in self._marks.items():
+                parts.extend(((MARK, slot, digest), torch.empty(0)))
         for rank, tensors in (
             soon_requests(self._soon, self._context.layouts, self._context.view).items()
             if self._soon is not None

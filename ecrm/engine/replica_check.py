@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ecrm.engine.dense import DenseReplica
 from ecrm.transport.base import WORD_BITS, Transport
-from ecrm.transport.gpu_copies import on_host
+from ecrm.transport.digests import digest_of, entry_digests, plain
 from ecrm.transport.message import tensors
 from ecrm.wording import listed
 
@@ -20,39 +20,6 @@ SHARE_OF_A_STEP = 0.005
 """The most that digests may take of the time of a step, on average."""
 FIRST_STEPS = 8
 """The first commits are compared whatever a digest takes: most mistakes show there."""
-_BITS = (1 << 64) - 1
-
-
-def entry_digests(entries: Iterable[tuple[str, object]]) -> dict[str, int]:
-    """A digest of 64 bits of each entry, by name.
-
-    A tensor counts by dtype, shape and elements, and not by its strides, device or address. Other
-    values count by their words.
-    """
-    named = list(entries)
-    on_cpu = iter(on_host(*(value.detach() for _, value in named if isinstance(value, Tensor))))
-    digests = {}
-    for name, value in named:
-        if isinstance(value, Tensor):
-            tensor = next(on_cpu)
-            head = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
-            content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-            digests[name] = xxhash.xxh3_64_intdigest(content, seed=xxhash.xxh3_64_intdigest(head))
-        else:
-            digests[name] = xxhash.xxh3_64_intdigest(f"{name} {plain(value)}".encode())
-    return digests
-
-
-def digest_of(digests: Mapping[str, int]) -> int:
-    """The digest, 64 bits, of all entries in any order."""
-    return sum(digests.values()) & _BITS
-
-
-def plain(value: object) -> str:
-    """A value in words that are the same in every process; of an object, its class alone."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return repr(value)
-    return type(value).__qualname__
 
 
 class ReplicaCheck:

@@ -19,7 +19,9 @@ from ecrm.transport.gpu_copies import on_device
 from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, matrix_on
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
-ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE, SLOT_STATE, OVER = range(11)
+ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE, SLOT_STATE, OVER, MARK = range(
+    12
+)
 
 
 RowMemory = Callable[[int, int], Tensor]
@@ -226,6 +228,8 @@ class ShardRequests:
         asked: dict[ShardSpace, list[tuple[int, Tensor]]] = {}
         for rank, tensors in messages.items():
             for head, local in in_groups(tensors, 2):
+                if head[0] == MARK:
+                    continue
                 kind, slot, shard, space = head
                 ranks[slot] = rank
                 if kind == ROWS:

@@ -18,6 +18,7 @@ from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.rank.finite import NO_SCALE
 from ecrm.rank.step_loop import SlotResult, SlotStep
+from ecrm.session.batch_digest import batch_digest
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.determinism_check import check_same
 from ecrm.session.feed import Feed
@@ -37,6 +38,8 @@ class SessionBatch:
     rows: BatchRows
     over: bool = False
     """Whether there is none: the slot has no part in this step."""
+    digest: int = 0
+    """The digest of all that the batch is made of."""
 
 
 class SessionBatches:
@@ -120,7 +123,9 @@ class SessionBatches:
         else:
             seed_slot(self._seed, step, -1 - slot)
             batch = aligned(drawn.batch)
-            made = SessionBatch(batch, self._rows_of(batch))
+            digest = batch_digest(batch)
+            engine.asked.drew(step, slot, digest)
+            made = SessionBatch(batch, self._rows_of(batch), digest=digest)
         self._doing("")
         return made
 
@@ -190,11 +195,14 @@ class SlotWork:
     def again(self, part: SlotStep[SessionBatch], batch: SessionBatch) -> None:
         """Have a slot computed once more, with its batch made anew; UsageError for other rows."""
         pairs = zip(part.batch.rows.rows, batch.rows.rows, strict=True)
-        if not all(torch.equal(one, other) for one, other in pairs):
+        same_rows = all(torch.equal(one, other) for one, other in pairs)
+        if not same_rows or part.batch.digest != batch.digest:
+            other = "has other numbers or words" if same_rows else "asked for other rows"
             raise UsageError(
-                f"the batch of step {part.step}, slot {part.slot} was made twice, and asked for "
-                "other rows",
-                otherwise="let it depend on step and slot alone",
+                f"the batch of step {part.step}, slot {part.slot} was made twice, and {other}",
+                otherwise="let the batch depend on step and slot alone: seed each generator of a "
+                "dataset anew for each sample, or draw from torch, random or numpy, which are "
+                "seeded; a stream keeps all that decides its batches in its state_dict",
             )
         part.batch, part.values = batch, [values.detach() for values in part.values]
 

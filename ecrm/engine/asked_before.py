@@ -1,0 +1,69 @@
+"""What slots have asked for in steps that may be done again, so that a change is noticed.
+
+A slot's batch depends on step and slot alone. Code of a script may break that rule without a word,
+such as a generator of its own in a dataset. After a failure the slot then asks for other rows, and
+the model becomes another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ecrm.placement.stripes import RowLayout
+from ecrm.requests.routing import COMPUTED, MARK, ROWS
+from ecrm.transport.digests import tensor_digest
+from ecrm.transport.message import Received, in_groups
+
+_Known = dict[tuple[int, ...], int]
+"""Digests by (slot, shard, space), of rows, and by (slot,), of batches."""
+
+
+class AskedBefore:
+    """Digests of the rows that slots asked this rank for, and of their batches, by step."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+        self._drawn: dict[tuple[int, int], int] = {}
+        self._layouts: Sequence[RowLayout] = ()
+
+    def drew(self, step: int, slot: int, digest: int) -> None:
+        """This rank has the batch of a slot in a step; `digest`, 63 bits, is of its content."""
+        self._drawn[step, slot] = digest
+
+    def marks(self, step: int) -> dict[int, int]:
+        """The digests of the batches that this rank has for a step, by slot."""
+        return {slot: digest for (at, slot), digest in self._drawn.items() if at == step}
+
+    def forget(self, before: int) -> None:
+        """No step below `before` is done again."""
+        self._known = {step: known for step, known in self._known.items() if step >= before}
+        self._drawn = {at: digest for at, digest in self._drawn.items() if at[0] >= before}
+
+    def problem(
+        self,
+        step: int,
+        requests: Mapping[int, Sequence[Received]],
+        layouts: Sequence[RowLayout],
+    ) -> str:
+        """Note what ranks ask for in a step; returns what is other than before, in words, or "".
+
+        Local rows of other `layouts` are other rows: what was noted of them is forgotten.
+        """
+        if layouts is not self._layouts:
+            self._layouts, self._known = layouts, {}
+        known = self._known.setdefault(step, {})
+        for parts in requests.values():
+            for head, rows in in_groups(parts, 2):
+                if head[0] == MARK:
+                    key, digest, words = head[1:2], head[2], "has another batch"
+                elif head[0] in (ROWS, COMPUTED):
+                    key, digest, words = head[1:], tensor_digest(rows), "asks for other rows"
+                else:
+                    continue
+                if known.setdefault(key, digest) != digest:
+                    return (
+                        f"step {step}, slot {key[0]}: the slot {words} than before a failure: let "
+                        "its batch depend on step and slot alone, without generators, counters or "
+                        "files of a process"
+                    )
+        return ""

@@ -1,0 +1,71 @@
+"""A digest of all that a user's batch is made of, the same in every process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from ecrm.transport.digests import plain, tensor_digest, words_digest
+from ecrm.transport.gpu_copies import on_host
+
+_DEEPEST = 4
+"""How many levels of containers are looked into."""
+_LONGEST = 10_000
+"""Values of a list that count one by one; of a longer one, its length and its first values."""
+
+
+def batch_digest(batch: object) -> int:
+    """The digest, 63 bits, of the tensors, arrays, numbers and words in a batch, in order.
+
+    Looks into jagged tensors, TensorDicts, lists, tuples, dicts and objects with attributes. Of
+    other objects only the class counts.
+    """
+    digests = np.fromiter(_digests(batch, _DEEPEST), np.uint64)
+    return xxhash.xxh3_64_intdigest(digests.data) >> 1
+
+
+def _digests(value: object, levels: int) -> Iterator[int]:
+    if isinstance(value, Tensor):
+        if value.layout == torch.strided and not value.is_meta:
+            yield tensor_digest(on_host(value.detach())[0])
+    elif isinstance(value, np.ndarray):
+        yield words_digest(f"{value.dtype} {value.shape}")
+        if value.dtype.kind in "biufcSU":
+            yield xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, str | bytes | bool | int | float | complex | np.generic | None):
+        yield words_digest(plain(value.item() if isinstance(value, np.generic) else value))
+    else:
+        yield words_digest(type(value).__qualname__)
+        for part in _parts(value) if levels else ():
+            yield from _digests(part, levels - 1)
+
+
+def _parts(value: Any) -> Iterable[object]:
+    """What a container holds, in an order that is the same everywhere."""
+    if isinstance(value, KeyedJaggedTensor):
+        return [value.keys(), value.values(), value.lengths(), value.weights_or_none()]
+    if isinstance(value, JaggedTensor):
+        return [value.values(), value.lengths(), value.weights_or_none()]
+    if isinstance(value, KeyedTensor):
+        return [value.keys(), value.values()]
+    if isinstance(value, TensorDict | Mapping):
+        return [part for key, each in value.items() for part in (str(key), each)]
+    if isinstance(value, list | tuple):
+        return [len(value), *value[:_LONGEST]]
+    if isinstance(value, nn.Module | type):
+        return []
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return (
+        [part for name, each in vars(value).items() for part in (name, each)]
+        if hasattr(value, "__dict__")
+        else []
+    )

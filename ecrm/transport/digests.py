@@ -1,0 +1,57 @@
+"""Digests of 64 bits: of tensors, of named state, and of whatever a batch is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import xxhash
+from torch import Tensor
+
+from ecrm.transport.gpu_copies import on_host
+
+_BITS = (1 << 64) - 1
+
+
+def words_digest(text: str) -> int:
+    """The digest of a text."""
+    return xxhash.xxh3_64_intdigest(text.encode())
+
+
+def tensor_digest(tensor: Tensor, name: str = "") -> int:
+    """The digest of a tensor on the CPU: of its name, dtype, shape and elements.
+
+    Strides and addresses do not count.
+    """
+    head = f"{name} {tensor.dtype} {list(tensor.shape)}"
+    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return xxhash.xxh3_64_intdigest(content, seed=words_digest(head))
+
+
+def entry_digests(entries: Iterable[tuple[str, object]]) -> dict[str, int]:
+    """A digest of 64 bits of each entry, by name.
+
+    A tensor counts by dtype, shape and elements, and not by its strides, device or address. Other
+    values count by their words.
+    """
+    named = list(entries)
+    on_cpu = iter(on_host(*(value.detach() for _, value in named if isinstance(value, Tensor))))
+    digests = {}
+    for name, value in named:
+        if isinstance(value, Tensor):
+            digests[name] = tensor_digest(next(on_cpu), name)
+        else:
+            digests[name] = words_digest(f"{name} {plain(value)}")
+    return digests
+
+
+def digest_of(digests: Mapping[str, int]) -> int:
+    """The digest, 64 bits, of all entries in any order."""
+    return sum(digests.values()) & _BITS
+
+
+def plain(value: object) -> str:
+    """A value in words that are the same in every process; of an object, its class alone."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value)
+    return type(value).__qualname__
