@@ -176,10 +176,11 @@ class TrainConfig:
         },
     )
     check_determinism: int = key(
-        0,
+        -1,
         "For scripts: each slot of so many first steps is computed twice. Where a bit differs, the "
-        "run ends and names the first parameter or row.",
-        minimum=0,
+        "run ends and names the first parameter or row. -1 is the number that the script's Session "
+        "has, 1 by default.",
+        minimum=-1,
     )
     profile: bool = key(
         False,

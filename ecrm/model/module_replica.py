@@ -33,6 +33,8 @@ from ecrm.model.nested_state import (
     written,
 )
 from ecrm.model.optimizer_state import OptimizerState
+from ecrm.model.unseen_state import Seen, first_change, of_objects
+from ecrm.transport.digests import entry_digests
 from ecrm.transport.gpu_copies import on_device, on_host
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
@@ -124,6 +126,11 @@ class ModuleReplica:
         """By slot, uint8 [N]: the state of its data before the present step."""
         self.skipped = 0
         """How many steps were skipped, part of the state."""
+        self.tries_undo = False
+        """Whether the next step after a commit is undone once, to see whether all comes back."""
+        self.used_by_steps: Mapping[str, object] = {}
+        """What else may change in a step, by name, such as the user's before_step."""
+        self._at_commit = True
         self._noted: dict[str, Tensor] | None = None
         self._loads = False  # whether a state with that of the optimizer is known to load
         self.start_here()
@@ -150,6 +157,15 @@ class ModuleReplica:
     def note(self) -> None:
         """Have `changed` compare with the parameters as they are now."""
         self._noted = placed(self._all)
+
+    @property
+    def numbers(self) -> list[tuple[str, Any]]:
+        """(name, value) of the numbers in the optimizer's groups, such as learning rates."""
+        return [
+            (f"{_which(number)} group {name}", value)
+            for number, optimizer in enumerate(self._optimizer_state.live())
+            for name, value in leaves(optimizer["groups"])
+        ]
 
     @property
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -292,6 +308,43 @@ class ModuleReplica:
 
         A parameter that no slot has a gradient for has none: optimizers leave it alone.
         """
+        if self.tries_undo and self._at_commit:
+            self._try_undo(total, states)
+        else:
+            self._take_step(total, states)
+        if not self._loads:
+            self._check_readable()
+            self._loads = True
+
+    def _try_undo(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
+        """Take a step, undo it and take it again: raise UsageError where that is not the same."""
+        self.tries_undo = False
+        self._take_step(total.clone(), states)
+        digests, unseen = entry_digests(self.entries), self._unseen
+        self.undo()
+        self._take_step(total, states)
+        if changed := first_change(unseen, self._unseen):
+            raise UsageError(
+                f"a step changes what an undo does not bring back: {changed}",
+                otherwise="keep it in the optimizer's state, or give its owner state_dict and "
+                "load_state_dict, and call session.register(name, owner) before session.steps",
+            )
+        for name, digest in entry_digests(self.entries).items():
+            if digests.get(name) != digest:
+                raise UsageError(
+                    f"a step was undone and taken again, and {name} came out otherwise",
+                    otherwise="let before_step, the optimizer and the scheduler draw random "
+                    "numbers from torch, random or numpy, which are seeded, and keep nothing",
+                )
+
+    @property
+    def _unseen(self) -> Seen:
+        """What steps may change in the optimizer and elsewhere, but for the state that is kept."""
+        things = {"optimizer": self.optimizer, "scheduler": self.scheduler, **self._extra}
+        things.pop("grad_scaler", None)
+        return of_objects({**things, **self.used_by_steps}, self._optimizer_state.kept)
+
+    def _take_step(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         self._begin_step(states)
         flags = total[self._flags_at :].tolist()
         total = on_device(self.device, total)
@@ -300,9 +353,6 @@ class ModuleReplica:
                 parameter.grad = part.to(parameter.dtype)
         self._step()
         self._end_step(skipped=False)
-        if not self._loads:
-            self._check_readable()
-            self._loads = True
 
     def _check_readable(self) -> None:
         """Raise UsageError for state that no other rank can read."""
@@ -326,6 +376,7 @@ class ModuleReplica:
         self.skipped += 1
 
     def _begin_step(self, states: Mapping[int, Tensor]) -> None:
+        self._at_commit = False
         for slot, state in sorted(states.items()):
             named = unpacked(state)
             stream = named.pop(_STREAM, None)
@@ -356,6 +407,7 @@ class ModuleReplica:
 
     def commit(self) -> None:
         self._saved = placed(self._live(), self._saved)
+        self._at_commit = True
 
     def undo(self) -> None:
         self._put(self._saved)
@@ -463,7 +515,7 @@ class ModuleReplica:
         rest = live["rest"]
         kinds: list[tuple[str, Any]] = []
         for number, optimizer in enumerate(rest["optimizers"]):
-            of = "optimizer" if number == 0 else f"optimizer {number}"
+            of = _which(number)
             kinds += [(f"{of} group", optimizer["groups"]), (f"{of} state", optimizer["state"])]
         kinds += [("scheduler", rest["scheduler"]), ("registered", rest["extra"])]
         kinds += [("stream of slot", rest["streams"]), ("number of skipped steps", rest["skipped"])]
@@ -499,7 +551,7 @@ class ModuleReplica:
     def _put(self, state: dict[str, Any]) -> None:
         """Make everything what it is in `state`, in place; nothing of it is shared then."""
         self._drop_gradients()
-        self._noted = None
+        self._noted, self._at_commit = None, True
         placed(state["parameters"], self._all)
         self._buffers = placed(state["buffers"], self._buffers)
         put_buffers(self.module, self._buffers)
@@ -567,6 +619,11 @@ def _check_fits(
     for name in there:
         if name not in here:
             raise UsageError(f"{another}: it has {name}, which the module here does not have")
+
+
+def _which(number: int) -> str:
+    """An optimizer in words."""
+    return f"optimizer {number}" if number else "optimizer"
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:

@@ -37,6 +37,11 @@ class OptimizerState:
             for parameter in group["params"]
         ]
 
+    @property
+    def kept(self) -> set[int]:
+        """The ids of the objects whose content this is."""
+        return {id(each) for of in self._optimizers for each in (of.state, of.param_groups)}
+
     def live(self) -> list[dict[str, Any]]:
         """Nested state, one dict per optimizer: its tensors are the live ones."""
         return [

@@ -48,9 +48,9 @@ def run_alone(wanted: Wanted) -> Started:
         "this process trains alone, and nothing is protected; "
         f"protected is what is started by ecrm launch {script_name()}"
     )
-    if CHECK in sys.argv and not wanted.check_steps:
+    if CHECK in sys.argv and wanted.check_steps < 2:
         _warn(
-            f"{CHECK} is an option of ecrm launch, and nothing is computed twice here: type "
+            f"{CHECK} is an option of ecrm launch, and is not heeded here: type "
             "Session(check_determinism=3) in the script"
         )
     check_names(wanted.tables)

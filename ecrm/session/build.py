@@ -121,7 +121,8 @@ def start_run(wanted: Wanted) -> Started:
         rank.place = place
         whereabouts.be_at(place if isinstance(place, Place) else None)
 
-    check_steps = max(config.train.check_determinism, wanted.check_steps)
+    typed = config.train.check_determinism
+    check_steps = wanted.check_steps if typed < 0 else typed
     return Started(rank_run, doing, progress.logged, check_steps)
 
 

@@ -66,8 +66,9 @@ class Session:
     - `grad_scaler`: scales the losses in the loop's body, `grad_scaler.scale(loss).backward()`. All
       else is done here: gradients are those of the loss itself, a step in which one is not finite
       changes no parameter and no row, and the scale follows. `before_step` is not called then.
-    - `check_determinism`: of so many steps each slot is computed twice, as with the option of
-      `ecrm launch`. The run ends where a bit differs.
+    - `check_determinism`: in so many first steps each slot is computed twice, and the first step is
+      undone and taken again. The run ends where a bit differs, and where something changes that no
+      commit has. 0 leaves that out. The option of `ecrm launch` comes before this number.
     - `device`: where the module is trained in a process alone, such as "cuda"; by default the CPU.
       On ranks `train.device` says it. The module is moved there. Batches stay where they are: write
       `batch.dense.to(session.device)`. Ids may stay on the CPU.
@@ -90,7 +91,7 @@ class Session:
         sparse_rate: Callable[[int], float] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         seed: int = 0,
-        check_determinism: int = 0,
+        check_determinism: int = 1,
         device: torch.device | str | None = None,
         start: Start | None = None,
     ) -> None:
@@ -208,6 +209,8 @@ class Session:
         self._replica.with_streams = feed.streams
         try:
             started = self._started = self._begin(steps, open_end=feed.streams)
+            self._replica.tries_undo = started.check_steps > 0
+            self._replica.used_by_steps = {"before_step": self._user_before_step}
             doing, engine = started.doing, started.run.engine
             slots = SessionBatches(feed, self._rows_of, engine, self._seed, doing)
             self._loop = SessionLoop(

@@ -16,10 +16,12 @@ from ecrm.engine.slot_faults import BATCH, Place
 from ecrm.errors import UsageError
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
+from ecrm.model.unseen_state import Seen, first_change, of_module
 from ecrm.rank.finite import NO_SCALE
 from ecrm.rank.step_loop import SlotResult, SlotStep
 from ecrm.session.batch_digest import batch_digest
 from ecrm.session.batch_rows import BatchRows
+from ecrm.session.body_watch import BodyWatch
 from ecrm.session.determinism_check import check_same
 from ecrm.session.feed import Feed
 from ecrm.session.row_source import FetchedRows, RowSource
@@ -159,8 +161,9 @@ class SlotWork:
         self._source, self._doing, self.skips = source, doing, skips
         self._logged: dict[str, float] | None = None
         self._leaves: list[Tensor] = []
-        self._versions = 0
         self._scaler_calls: int | None = None
+        self._watch = BodyWatch()
+        self._seen: Seen = {}
 
     @property
     def _replica(self) -> ModuleReplica:
@@ -187,7 +190,8 @@ class SlotWork:
         self._replica.begin_slot(part.slot)
         seed_slot(self._seed, part.step, part.slot)
         self._source.current = FetchedRows(self._leaves, part.batch.rows)
-        self._logged, self._versions = {}, self._replica.versions
+        self._logged = {}
+        self._watch.begin(self._replica, part.step)
         self._scaler_calls = self._replica.scaler_calls
         self._doing(Place(part.step, part.slot))
         return part.batch.batch
@@ -205,12 +209,18 @@ class SlotWork:
                 "seeded; a stream keeps all that decides its batches in its state_dict",
             )
         part.batch, part.values = batch, [values.detach() for values in part.values]
+        self._seen = of_module(self._replica.module)
 
     def check_same(
         self, part: SlotStep[SessionBatch], first: SlotResult, second: SlotResult
     ) -> None:
         """Raise UsageError where the user's code has computed two results for a slot."""
         place = str(Place(part.step, part.slot))
+        if changed := first_change(self._seen, of_module(self._replica.module)):
+            raise UsageError(
+                f"{place} was computed twice, and the model keeps what no commit has: {changed}",
+                otherwise="register it by register_buffer in the module, or leave it out",
+            )
         spaces = self._engine.state.spaces
         check_same(place, first, second, self._replica, spaces, part.batch.rows.rows)
 
@@ -249,13 +259,7 @@ class SlotWork:
         return SlotResult(nothing, None, _bytes(b""), over=True)
 
     def _check(self, part: SlotStep[SessionBatch]) -> None:
-        if self._replica.versions != self._versions:
-            raise UsageError(
-                f"step {part.step}, slot {part.slot}: parameters were changed in the body of "
-                "the loop",
-                otherwise="leave out optimizer.step(), which the session does, and change "
-                "parameters in before_step, alike on all ranks",
-            )
+        self._watch.check(f"step {part.step}, slot {part.slot}")
         if all(leaf.grad is None for leaf in (*self._leaves, *self._replica.parameters)):
             raise UsageError(
                 f"step {part.step}, slot {part.slot}: nothing has a gradient",

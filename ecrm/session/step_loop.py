@@ -208,6 +208,13 @@ class SessionLoop:
     def __iter__(self) -> Iterator[Any]:
         """The batch of every (step, slot) that this rank runs; steps that are redone once more."""
         checking = self._check_until > self._engine.step
+        if checking and self._is_reporter:
+            count = min(self._check_until, self._steps) - self._check_from
+            which = f"{count} steps" if count > 1 else "step"
+            say(
+                f"each slot of the first {which} is computed twice and compared; "
+                "Session(check_determinism=0) leaves that out"
+            )
         for parts in self._loop:
             if checking and self._engine.step >= self._check_until:
                 checking = self._tell_checked()
@@ -228,10 +235,14 @@ class SessionLoop:
             self._tell_checked()
         self._over = True
 
+    @property
+    def _is_reporter(self) -> bool:
+        return self._engine.rank == self._engine.view.reporter
+
     def _tell_checked(self) -> bool:
         """Say that nothing was found; returns False: nothing is checked any more."""
         first, last = self._check_from, min(self._check_until, self._engine.step) - 1
-        if self._engine.rank == self._engine.view.reporter and first <= last:
+        if self._is_reporter and first <= last and self._check_until - first > 1:
             say(f"each slot of steps {first} to {last} was computed twice, to the same bits")
         return False
 

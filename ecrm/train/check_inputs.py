@@ -46,7 +46,7 @@ def _open(started: int, config: Config) -> tuple[CriteoDataset, int]:
     Raises UsageError and DataError.
     """
     check_started(started, config)
-    if config.train.check_determinism:
+    if config.train.check_determinism > 0:
         raise UsageError(
             "train.check_determinism is for scripts, whose code may compute otherwise each time",
             {"train.check_determinism": 0},
