@@ -138,6 +138,10 @@ class DataError(EcrmError):
     rows: tuple[int, int] = (0, 0)
 
 
+class ChangedDataError(DataError):
+    """A batch that was made again is another one. The message names step and slot."""
+
+
 class StrayId(DataError, IndexError):
     """A batch has an id that its table does not have. The message names feature, table and id."""
 

@@ -38,7 +38,7 @@ from ecrm.engine.rollback import Durable
 from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
-from ecrm.errors import ReplicasDiffer, ScriptFailed
+from ecrm.errors import ChangedDataError, ReplicasDiffer
 from ecrm.placement.assignment import plan_reshape
 from ecrm.placement.sparse_optimizer import SparseRate, factor
 from ecrm.placement.tables import Table
@@ -240,7 +240,7 @@ class Engine:
     def _check_asked(self, step: int, requests: Mapping[int, Sequence[Received]]) -> None:
         """End the run on all ranks where a slot asks for something else than before a failure."""
         if problem := self.asked.problem(step, requests, self.state.layouts):
-            self.recovery.refuse(problem, ScriptFailed)
+            self.recovery.refuse(problem, ChangedDataError)
 
     @property
     def _rebuild_rows(self) -> int:

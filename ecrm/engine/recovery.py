@@ -23,14 +23,23 @@ from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.slot_faults import Fault, Place, deadly, raised_before, together_in
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
-from ecrm.errors import EcrmError, ReplicasDiffer, ScriptFailed, StrayRow, Unrecoverable
+from ecrm.errors import (
+    ChangedDataError,
+    EcrmError,
+    ReplicasDiffer,
+    ScriptFailed,
+    StrayRow,
+    Unrecoverable,
+)
 from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_recovery
 from ecrm.transport.base import PeerFailure, Revoked
 from ecrm.transport.message import tensors
 from ecrm.wording import named
 
-REFUSALS = {kind.__name__: kind for kind in (StrayRow, ScriptFailed, ReplicasDiffer)}
+REFUSALS = {
+    kind.__name__: kind for kind in (StrayRow, ScriptFailed, ReplicasDiffer, ChangedDataError)
+}
 """Errors with which one rank can end the run on all ranks."""
 
 

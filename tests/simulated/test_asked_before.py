@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ecrm.engine.asked_before import AskedBefore
-from ecrm.errors import ScriptFailed
+from ecrm.errors import ChangedDataError
 from ecrm.requests.routing import MARK, ROWS
 from ecrm.session.batch_digest import batch_digest
 from ecrm.session.run import Wanted
@@ -83,13 +83,19 @@ def test_a_slot_that_is_done_again_with_another_batch_ends_the_run(name):
         run(KILLED, train=training(make))
     errors = failed.value.errors
     assert len(errors) == Layout().world - 1
-    assert {type(error) for error in errors.values()} == {ScriptFailed}
+    assert {type(error) for error in errors.values()} == {ChangedDataError}
     (message,) = {str(error) for error in errors.values()}
     assert f"the slot {said} than before a failure: let its batch depend on step" in message
 
 
+def test_without_the_comparison_another_model_comes_out(monkeypatch):
+    """The canary: a batch with other numbers, and no word."""
+    monkeypatch.setattr(AskedBefore, "problem", lambda *_: "")
+    calm, killed = run(train=training(other_numbers)), run(KILLED, train=training(other_numbers))
+    assert killed.deaths == 1 and killed.dense != calm.dense
+
+
 def test_a_calm_run_of_such_a_script_is_not_disturbed():
-    """The canary: without a failure no slot is done again."""
     assert run(train=training(other_rows)).deaths == 0
 
 

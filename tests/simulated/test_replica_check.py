@@ -111,8 +111,14 @@ def test_nothing_is_saved_of_replicas_that_differ(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_without_the_comparison_a_difference_stays_unseen(monkeypatch):
+    """The canary: two dense parts at the end, and no word."""
+    monkeypatch.setattr(ReplicaCheck, "is_due", lambda self, step: False)
+    monkeypatch.setattr("ecrm.engine.engine.compare_replicas", lambda *_: "")
+    assert len(run(train=on_odd_rank(CHANGES["a bit of a weight"][0])).dense) == 2
+
+
 def test_replicas_that_are_alike_end_no_run():
-    """The canary of the tests above: the same script without a change."""
     assert len(run(train=on_odd_rank(lambda session: None)).dense) == 1
 
 
