@@ -57,9 +57,9 @@ class ReplicaCheck:
         return digests
 
     def stepped(self, seconds: float) -> None:
-        """A step has taken so long."""
+        """A step has taken so long. A rare long one, as after an evaluation, counts little."""
         last = self._step_seconds or seconds
-        self._step_seconds = last + (seconds - last) / 8
+        self._step_seconds = last + (min(seconds, 2 * last) - last) / 8
 
     def _choose(self, seconds: float) -> None:
         self._done += 1

@@ -85,6 +85,19 @@ class Due(Protocol):
         """A recovery is through: steps may have been undone."""
 
 
+class Rehearsal(Protocol[Batch]):
+    """Slots of a step that other ranks compute, too, before the step, to see what they come to."""
+
+    def is_due(self, step: int, /) -> bool:
+        """Whether a step is rehearsed, and has not been. The same on all ranks."""
+
+    def run(self) -> Iterator[list[SlotStep[Batch]]]:
+        """Collective: give what this rank computes. Raises StepAborted after a failure."""
+
+    def went_back(self) -> None:
+        """A recovery is through: a step is rehearsed again."""
+
+
 class Doubts(Protocol):
     """What becomes of data that a rank cannot read: is it bad everywhere, or only here?"""
 
@@ -143,6 +156,7 @@ class StepLoop(Generic[Batch]):
       steps have become known.
     - `doubts`: what becomes of a DataError; None for an error like any other.
     - `skips`: whether a step is skipped, on all ranks, in which a slot is in trouble.
+    - `rehearsal`: what comes before a step, None for nothing.
     """
 
     def __init__(
@@ -155,10 +169,12 @@ class StepLoop(Generic[Batch]):
         heard: Callable[[], None] = lambda: None,
         doubts: Doubts | None = None,
         skips: bool = False,
+        rehearsal: Rehearsal[Batch] | None = None,
     ) -> None:
         self._run, self._engine, self._due = run, run.engine, due
         self._batches, self._steps, self._skips = batches, steps, skips
         self._finish, self._heard, self._doubts = finish, heard, doubts
+        self._rehearsal = rehearsal
         self._kept: dict[tuple[int, int], Batch] = {}
         self._computed: Computed[SlotResult] = Computed()
 
@@ -192,6 +208,8 @@ class StepLoop(Generic[Batch]):
         if not self._batches.went_back():
             self._kept.clear()
         self._due.went_back()
+        if self._rehearsal is not None:
+            self._rehearsal.went_back()
         self._heard()
         self._run.went_back()
 
@@ -211,6 +229,8 @@ class StepLoop(Generic[Batch]):
                 if self._due.do():
                     break
                 continue  # a rank that a failure finds past this begins with between_steps, too
+            if self._rehearsal is not None and self._rehearsal.is_due(engine.step):
+                yield from self._rehearsal.run()
             yield from self._step()
             self._heard()
             self._run.step_finished()
@@ -235,7 +255,7 @@ class StepLoop(Generic[Batch]):
         engine.enter("input")
         results = yield from self._compute(self._asked(step))
         ahead = soon = None
-        if not last and not self._due.is_due(step + 1):
+        if not last and not self._stops_before(step + 1):
             ahead = self._rows(step + 1)
             if engine.repairs_ahead and step + 2 < self._steps:
                 soon = self._rows(step + 2)
@@ -260,6 +280,11 @@ class StepLoop(Generic[Batch]):
             skip_troubled=self._skips,
             over=[slot for slot, result in results.items() if result.over],
         )
+
+    def _stops_before(self, step: int) -> bool:
+        """Whether something comes between a step and the one before."""
+        rehearsed = self._rehearsal is not None and self._rehearsal.is_due(step)
+        return rehearsed or self._due.is_due(step)
 
     def _compute(
         self, asked: dict[int, Batch]

@@ -120,6 +120,10 @@ class Feed:
                 self._ask(following, None)
         return self._take(place)
 
+    def draw_here(self, step: int, slot: int, before: bytes | None) -> Drawn:
+        """The batch of a slot that another rank runs, made in this process."""
+        return draw_in_one_thread(self._source, step, slot, before)
+
     def went_back(self) -> None:
         """A recovery is through: streams begin again with states that are given to `draw`."""
         if self.streams:

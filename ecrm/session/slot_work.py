@@ -23,7 +23,7 @@ from ecrm.session.batch_digest import batch_digest
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.body_watch import BodyWatch
 from ecrm.session.determinism_check import check_same
-from ecrm.session.feed import Feed
+from ecrm.session.feed import Drawn, Feed
 from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.streams import ENDED
 from ecrm.transport.gpu_copies import coming, on_device
@@ -103,6 +103,13 @@ class SessionBatches:
         there = self._feed.slots_in(self._engine.step)
         return [slot for slot in there if slot not in streams or streams[slot].numel()]
 
+    def of_another_rank(self, step: int, slot: int) -> SessionBatch:
+        """The batch of a slot that another rank runs, in the engine's step."""
+        self._doing(Place(step, slot, BATCH))
+        made = self._made(self._feed.draw_here(step, slot, self._before(step, slot)), step, slot)
+        self._doing("")
+        return made
+
     def _drawn(self, step: int, slot: int) -> SessionBatch:
         engine = self._engine
         engine.enter("input")
@@ -119,17 +126,19 @@ class SessionBatches:
                 place: state for place, state in self._after.items() if place[0] >= engine.step - 1
             }
             self._after[step, slot] = drawn.after
-        if drawn.over:
-            none = [torch.empty(0, dtype=torch.int64) for _ in engine.state.spaces]
-            made = SessionBatch(None, BatchRows(none, {}, ()), over=True)
-        else:
-            seed_slot(self._seed, step, -1 - slot)
-            batch = aligned(drawn.batch)
-            digest = batch_digest(batch)
-            engine.asked.drew(step, slot, digest)
-            made = SessionBatch(batch, self._rows_of(batch), digest=digest)
+        made = self._made(drawn, step, slot)
+        if not made.over:
+            engine.asked.drew(step, slot, made.digest)
         self._doing("")
         return made
+
+    def _made(self, drawn: Drawn, step: int, slot: int) -> SessionBatch:
+        if drawn.over:
+            none = [torch.empty(0, dtype=torch.int64) for _ in self._engine.state.spaces]
+            return SessionBatch(None, BatchRows(none, {}, ()), over=True)
+        seed_slot(self._seed, step, -1 - slot)
+        batch = aligned(drawn.batch)
+        return SessionBatch(batch, self._rows_of(batch), digest=batch_digest(batch))
 
     def _before(self, step: int, slot: int) -> bytes | None:
         """The state of a slot's stream before a step, if it has one and that is known."""
@@ -224,10 +233,11 @@ class SlotWork:
         spaces = self._engine.state.spaces
         check_same(place, first, second, self._replica, spaces, part.batch.rows.rows)
 
-    def finish(self, part: SlotStep[SessionBatch]) -> SlotResult:
+    def finish(self, part: SlotStep[SessionBatch], goes_on: bool = True) -> SlotResult:
         """What the user's code has come to; gradients are divided by the number of slots.
 
-        Raises UsageError where it has left no gradient, has not scaled its loss, or has changed
+        `goes_on`: the state of the slot's stream after the step is part of the result. Raises
+        UsageError where it has left no gradient, has not scaled its loss, or has changed
         parameters.
         """
         self._doing("")
@@ -241,7 +251,7 @@ class SlotWork:
             self._replica.contribution(share),
         )
         trouble, leads = self._trouble(gradients, contribution), part.slot == slots[0]
-        after = self._batches.after(part.step, part.slot)
+        after = self._batches.after(part.step, part.slot) if goes_on else None
         return SlotResult(
             gradients,
             contribution,

@@ -18,6 +18,7 @@ from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.rank.step_loop import StepLoop
 from ecrm.session.determinism_check import kept
+from ecrm.session.rehearsal import SlotsElsewhere
 from ecrm.session.run import Started, too_late
 from ecrm.session.slot_work import SessionBatches, SlotWork
 
@@ -183,6 +184,9 @@ class SessionLoop:
         self._run, self._engine = started.run, started.run.engine
         self._work, self._steps, self._doing = work, steps, started.doing
         self._between = WorkBetweenSteps(started, module, every)
+        self._check_from = self._engine.step
+        self._check_until = self._check_from + started.check_steps
+        self._elsewhere = SlotsElsewhere(self._engine, batches, work, self._check_until)
         self._loop = StepLoop(
             started.run,
             batches,
@@ -191,10 +195,9 @@ class SessionLoop:
             self._keep,
             LogDelivery(started, tell).deliver,
             skips=work.skips,
+            rehearsal=self._elsewhere,
         )
-        self._over = False
-        self._batches, self._check_from = batches, self._engine.step
-        self._check_until = self._check_from + started.check_steps
+        self._over, self._batches = False, batches
 
     @property
     def between_steps(self) -> bool:
@@ -222,6 +225,10 @@ class SessionLoop:
                 if part.batch.over:
                     part.result = self._work.absent(part)
                     continue
+                if part.slot not in self._engine.slots:  # another rank's, to compare
+                    yield self._work.begin(part)
+                    part.result = self._work.finish(part, goes_on=False)
+                    continue
                 first = None
                 if part.step < self._check_until:
                     yield self._work.begin(part)
@@ -231,6 +238,7 @@ class SessionLoop:
                 part.result = self._work.finish(part)
                 if first is not None:
                     self._work.check_same(part, first, part.result)
+                self._elsewhere.check(part, part.result)
         if checking:
             self._tell_checked()
         self._over = True

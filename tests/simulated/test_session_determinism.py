@@ -45,7 +45,7 @@ def test_what_is_computed_twice_trains_to_the_same_bits(faults):
     assert left.deaths == len(faults)
     assert (left.tables, left.dense, left.logged) == (calm.tables, calm.dense, calm.logged)
     if not faults:
-        assert passes == {0: 4, 1: 4, 2: 4, 3: 2, 4: 2}
+        assert passes == {0: 6, 1: 6, 2: 6, 3: 2, 4: 2}  # twice, and on another rank
 
 
 @pytest.mark.parametrize("steps, last", [(5, 2), (2, 1), (1, 0)])
@@ -107,7 +107,7 @@ def buffers(session: Session) -> None:
 WRONG = {
     r"step 0, slot . was computed twice, and the gradient of norm.weight differs, by": outputs,
     r"the gradient of \d+ rows of table ebc.embedding_bags.user, row \d+ first.* differs": rows,
-    "was computed twice, and norm.bias has a gradient one time, the other time none": sometimes,
+    "was computed on rank ., too, and whether norm.bias has a gradient differs": sometimes,
     "buffer norm.num_batches_tracked differs: look for operations without a fixed order": buffers,
 }
 
@@ -136,3 +136,32 @@ def test_batches_that_ask_for_other_rows_are_told(monkeypatch):
     with pytest.raises(ProgramFailed) as failed:
         run(train=checking())
     assert any("asked for other rows" in str(e) for e in failed.value.errors.values())
+
+
+def by_rank(session: Session) -> None:
+    """Scores that are others on each rank."""
+    session.model.register_forward_hook(lambda _, given, scores: scores + session.engine.rank)
+
+
+def batch_by_rank(session: Session) -> None:
+    def before(_: object, given: tuple[torch.Tensor, ...]) -> None:
+        session.log(rank=session.engine.rank)
+
+    session.model.norm.register_forward_pre_hook(before)
+
+
+@pytest.mark.parametrize(
+    "prepare, said",
+    [
+        (by_rank, "the gradient of [a-z0-9.]+ differs: leave out whatever depends on the rank"),
+        (batch_by_rank, "what session.log was given differs"),
+    ],
+    ids=["scores", "a log"],
+)
+def test_code_that_depends_on_its_rank_is_found_on_another(prepare, said):
+    with pytest.raises(ProgramFailed) as failed:
+        run(train=checking(prepare))
+    error = next(iter(failed.value.errors.values()))
+    with pytest.raises(UsageError, match=f"step 0, slot . was computed on rank ., too, and {said}"):
+        raise error
+    run(train=lambda start: train_two_tower(start, 2, prepare))  # the canary: nobody checks

@@ -1,0 +1,100 @@
+"""Slots of the first steps computed on another rank, too: code must not depend on its rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ecrm.engine.engine import Engine
+from ecrm.errors import UsageError
+from ecrm.model.nested_state import unpacked
+from ecrm.rank.step_loop import SlotResult, SlotStep
+from ecrm.session.slot_work import SessionBatch, SessionBatches, SlotWork, replica_of
+from ecrm.transport.digests import tensor_digest
+from ecrm.transport.message import tensors
+
+
+class SlotsElsewhere:
+    """Before each step up to `until`, has each slot computed by another holder of the dense part.
+
+    `check` compares what a slot comes to in the step itself. Where one rank alone holds the dense
+    part, nothing is computed elsewhere.
+    """
+
+    def __init__(self, engine: Engine, batches: SessionBatches, work: SlotWork, until: int) -> None:
+        self._engine, self._batches, self._work, self._until = engine, batches, work, until
+        self._done = -1
+        self._found: dict[int, tuple[int, dict[str, int]]] = {}
+
+    def is_due(self, step: int) -> bool:
+        return self._done < step < self._until and len(self._engine.view.dense) > 1
+
+    def went_back(self) -> None:
+        self._done, self._found = -1, {}
+
+    def run(self) -> Iterator[list[SlotStep[SessionBatch]]]:
+        engine = self._engine
+        step, mine = engine.step, [s for s, rank in self._places().items() if rank == engine.rank]
+        engine.enter("input")
+        batches = {slot: self._batches.of_another_rank(step, slot) for slot in mine}
+        values = engine.lookup({slot: batch.rows.rows for slot, batch in batches.items()})
+        parts = [SlotStep(step, slot, batch, values[slot]) for slot, batch in batches.items()]
+        yield [part for part in parts if not part.batch.over]
+        said = {part.slot: part.result and self._digests(part, part.result) for part in parts}
+        words = torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
+        with engine.recovery.recovering():
+            shared = engine.state.transport.share([words])
+        self._found = {
+            int(slot): (rank, digests)
+            for rank, told in shared.items()
+            for slot, digests in json.loads(bytes(tensors(told)[0].tolist())).items()
+            if digests is not None
+        }
+        self._done = step
+
+    def _places(self) -> dict[int, int]:
+        """By slot, the rank that computes it, too."""
+        view = self._engine.view
+        places = {}
+        for slot, host in enumerate(view.slots):
+            others = [rank for rank in view.dense if rank != host]
+            places[slot] = others[slot % len(others)]
+        return places
+
+    def check(self, part: SlotStep[SessionBatch], result: SlotResult) -> None:
+        """Raise UsageError where a slot has come to something else on another rank."""
+        rank, theirs = self._found.pop(part.slot, (0, None))
+        if theirs is None:
+            return
+        for name, digest in self._digests(part, result).items():
+            if theirs.get(name) != digest:
+                raise UsageError(
+                    f"step {part.step}, slot {part.slot} was computed on rank {rank}, too, and "
+                    f"{name} differs",
+                    otherwise="leave out whatever depends on the rank or its process, such as "
+                    "session.is_main, hash() of objects, and generators of one's own",
+                )
+
+    def _digests(self, part: SlotStep[SessionBatch], result: SlotResult) -> dict[str, int]:
+        """Digests of a batch, and of all that a slot has come to, by name."""
+        found = {"the batch": part.batch.digest}
+        named: dict[str, Tensor | None] = {}
+        for space, rows in zip(self._engine.state.spaces, part.batch.rows.rows, strict=True):
+            named[f"the set of rows of {space.tables[0].name} or tables like it"] = rows
+        if result.contribution is not None:
+            replica = replica_of(self._engine)
+            for name, has in replica.flags_of(result.contribution).items():
+                found[f"whether {name} has a gradient"] = int(has)
+            parts = replica.parts_of(result.contribution)
+            named |= {f"the gradient of {name}": gradient for name, gradient in parts}
+        for space, gradient in zip(self._engine.state.spaces, result.gradients, strict=True):
+            named[f"the gradient of rows of {space.tables[0].name} or tables like it"] = gradient
+        if result.state is not None:
+            state = unpacked(result.state)  # a stream's state has no name, and other bytes may do
+            named |= {f"buffer {name}": buffer for name, buffer in state.items() if name}
+        named["what session.log was given"] = result.note
+        found |= {name: tensor_digest(t) for name, t in named.items() if t is not None}
+        return found
