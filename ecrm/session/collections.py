@@ -22,7 +22,7 @@ from ecrm.placement.tables import RowSpace
 from ecrm.session.batch_rows import on_cpu
 from ecrm.session.layout import Entry, Layout, check_ids
 from ecrm.session.pooling import pool, spread
-from ecrm.session.row_source import RowSource
+from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.table_stand_in import check_loads, check_stays
 from ecrm.transport.gpu_copies import on_device
 
@@ -96,14 +96,28 @@ class _Rows:
                 otherwise="call it before the session is made, or give the table an init_fn",
             )
 
-    def _looked_up(self, features: object, jagged: dict[str, JaggedTensor]) -> list[LookedUp]:
-        """Entries, pooling, fetched rows [U, D] and places among them [n], group by group."""
+    def _fetched(self) -> FetchedRows:
+        """The rows that were fetched for the slot that runs."""
         fetched = self._source.current if self._source is not None else None
         if fetched is None:
             raise UsageError(
                 f"rows of table {self.configs()[0].name} are looked up, and no step fetched any",
                 otherwise="call the model inside session.steps or session.eval_batches",
             )
+        return fetched
+
+    def _is_without_samples(self, kjt: KeyedJaggedTensor) -> bool:
+        """Whether a batch has all features that are looked up, and no sample."""
+        features = {entry.feature for group in self.layout.groups for entry in group.entries}
+        return not kjt.lengths().numel() and bool(features) and features <= set(kjt.keys())
+
+    def _leaf(self) -> Tensor:
+        """Fetched rows, for their device and dtype: a batch without samples looks up none."""
+        return self._fetched().leaves[self.layout.groups[0].space].detach()
+
+    def _looked_up(self, features: object, jagged: dict[str, JaggedTensor]) -> list[LookedUp]:
+        """Entries, pooling, fetched rows [U, D] and places among them [n], group by group."""
+        fetched = self._fetched()
         places = fetched.batch.places(features, jagged, self.layout)
         return [
             (group.entries, group.pooling, fetched.leaves[group.space], found)
@@ -157,6 +171,9 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
             check_ids(self.entries(), kjt.to_dict())
             return super().forward(kjt)
         kjt = on_cpu(kjt)
+        if self._is_without_samples(kjt):
+            values = self._leaf().new_zeros(0, sum(self._lengths_per_embedding))
+            return self._pooled(values)
         jagged = kjt.to_dict()
         inverse = reorder_inverse_indices(
             kjt.inverse_indices_or_none(), list(chain.from_iterable(self._feature_names))
@@ -175,6 +192,9 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
                 for entry, part in zip(entries, parts):
                     pooled[entry.number] = part
             values = process_pooled_embeddings(pooled, on_device(device, inverse))
+        return self._pooled(values)
+
+    def _pooled(self, values: Tensor) -> KeyedTensor:
         return KeyedTensor(
             keys=self._embedding_names,
             length_per_key=self._lengths_per_embedding,
@@ -252,8 +272,17 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
         if self._source is None:
             check_ids(self.entries(), kjt.to_dict())
             return dict(super().forward(kjt))
-        jagged = on_cpu(kjt).to_dict()
         names = list(chain.from_iterable(self.embedding_names_by_table()))
+        if self._is_without_samples(kjt):
+            none, dims = self._leaf(), [config.embedding_dim for config in self.configs()]
+            of_tables = zip(self.embedding_names_by_table(), dims, strict=True)
+            lengths = torch.empty(0, dtype=torch.int64, device=none.device)
+            return {
+                name: JaggedTensor(values=none.new_zeros(0, dim), lengths=lengths)
+                for of_table, dim in of_tables
+                for name in of_table
+            }
+        jagged = on_cpu(kjt).to_dict()
         found: dict[str, JaggedTensor] = {}
         for entries, _, rows, places in self._looked_up(features, jagged):
             members = [jagged[entry.feature] for entry in entries]

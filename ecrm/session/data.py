@@ -95,7 +95,7 @@ class Indexed:
             count = min(count, self.epochs * len(self.dataset) - first)
         if count < 1:
             return None
-        return self._collate([self.dataset[i] for i in self.samples(first, count)])
+        return self._collate(self._read(self.samples(first, count)))
 
     def slots_in(self, step: int, slots: int) -> range:
         """The slots that have a batch in a step of `slots` batches."""
@@ -127,7 +127,24 @@ class Indexed:
         """One of `whole_batches`; the last one may be smaller."""
         first = number * self.batch_size
         last = min(first + self.batch_size, len(self.dataset))
-        return self._collate([self.dataset[i] for i in range(first, last)])
+        return self._collate(self._read(list(range(first, last))))
+
+    def _read(self, numbers: list[int]) -> list[Any]:
+        """Samples of the dataset, in one call where it has `__getitems__`, as torch's loader does.
+
+        Raises UsageError where that call gives another number of samples.
+        """
+        read_many = getattr(self.dataset, "__getitems__", None)
+        if not callable(read_many):
+            return [self.dataset[number] for number in numbers]
+        samples = list(read_many(numbers))
+        if len(samples) != len(numbers):
+            raise UsageError(
+                f"ecrm.Indexed({type(self.dataset).__name__}): its __getitems__ gave "
+                f"{len(samples)} samples for {len(numbers)} numbers",
+                otherwise="return a list with one sample for each number, in their order",
+            )
+        return samples
 
     def _order(self, epoch: int) -> Tensor:
         if epoch not in self._orders:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
 )
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
 from ecrm.errors import UsageError
 from ecrm.placement.initial_values import Values
@@ -30,6 +33,11 @@ _OURS: Mapping[type, type] = {
     torchrec.EmbeddingBagCollection: EmbeddingBagCollection,
     torchrec.EmbeddingCollection: EmbeddingCollection,
 }
+_MANAGED = (
+    BaseManagedCollisionEmbeddingCollection,
+    ManagedCollisionCollection,
+    ManagedCollisionModule,
+)
 _FUSED = (FusedEmbeddingBagCollection, FusedEmbeddingCollection)
 
 
@@ -80,8 +88,12 @@ class _Found:
 
     @property
     def weight(self) -> nn.Parameter:
-        weight = self.holder.weight
-        assert isinstance(weight, nn.Parameter)
+        weight = self.holder._parameters.get("weight")
+        if weight is None:
+            raise UsageError(
+                f"table {self.name} has a weight that is computed from others",
+                otherwise="leave torch.nn.utils.parametrize, weight_norm and pruning of it out",
+            )
         return weight
 
 
@@ -95,10 +107,12 @@ def swap(module: nn.Module, seed: int = 0) -> Tables:
     Raises UsageError, before anything is changed, for a module without tables and for tables that a
     session cannot keep.
     """
+    _check_managed(module)
     collections = _collections_in(module)
     found = [table for path, collection in collections for table in _tables_of(path, collection)]
     first = {id(table.weight): table for table in reversed(found)}
     kept = [table for table in found if first[id(table.weight)] is table]
+    _check_tied(module, first, {id(table.holder) for table in found})
     tables = tuple(_described(table) for table in kept)
     values = first_values({table.name: (table.config, table.weight) for table in kept}, seed)
     aliases = {
@@ -113,7 +127,7 @@ def swap(module: nn.Module, seed: int = 0) -> Tables:
         collection.__class__ = _OURS.get(type(collection), type(collection))
         collection.take_rows_from(source, names)
         collection._device = torch.device("cpu")
-    replaced = {number: stand_in(table.weight) for number, table in first.items()}
+    replaced = {number: stand_in(table.weight, table.name) for number, table in first.items()}
     holders = {id(table.holder): (table.holder, id(table.weight)) for table in found}
     for holder, number in holders.values():
         holder.weight = replaced[number]
@@ -133,6 +147,7 @@ def _collections_in(module: nn.Module) -> list[tuple[str, Any]]:
                 otherwise="build it as a torchrec.EmbeddingBagCollection or EmbeddingCollection, "
                 "or derive your class from ecrm.EmbeddingBagCollection or ecrm.EmbeddingCollection",
             )
+        _check_collection(path, part)
         if getattr(part, "_source", None) is not None:
             raise UsageError(
                 f"{where} is in a session already",
@@ -145,6 +160,44 @@ def _collections_in(module: nn.Module) -> list[tuple[str, Any]]:
             otherwise="give the session a model whose tables are in torchrec's collections",
         )
     return found
+
+
+def _check_tied(module: nn.Module, tables: Mapping[int, _Found], holders: Set[int]) -> None:
+    """Raise UsageError where the weight of a table, by its id, is in a module of another kind."""
+    for path, part in module.named_modules():
+        for name, parameter in part._parameters.items():
+            if id(parameter) in tables and id(part) not in holders:
+                raise UsageError(
+                    f"parameter {path}.{name} is the weight of table {tables[id(parameter)].name}, "
+                    "too, and a session keeps the rows of a table",
+                    otherwise="give that layer a weight of its own, or look rows up through the "
+                    "collection instead of the layer",
+                )
+
+
+def _check_collection(path: str, part: Any) -> None:
+    """Raise UsageError for a collection whose outputs a session would get wrong."""
+    if isinstance(part, torchrec.EmbeddingBagCollection) and part.is_weighted():
+        for config in part.embedding_bag_configs():
+            if config.pooling == torchrec.PoolingType.MEAN:
+                raise UsageError(
+                    f"table {config.name} of {path or 'the model'} has weighted bags and "
+                    "PoolingType.MEAN, which torch does not define",
+                    otherwise="take PoolingType.SUM, and divide the weights of each bag by their "
+                    "sum before",
+                )
+
+
+def _check_managed(module: nn.Module) -> None:
+    """Raise UsageError for modules of TorchRec that change ids between a batch and its tables."""
+    for path, part in module.named_modules():
+        if isinstance(part, _MANAGED):
+            raise UsageError(
+                f"{path or 'the model'} is a {type(part).__name__}, which gives ids other numbers "
+                "after a session has fetched their rows, and keeps a state of its own",
+                otherwise="hash ids to the size of their table where batches are made, and take "
+                "a torchrec.EmbeddingBagCollection or EmbeddingCollection",
+            )
 
 
 def _tables_of(path: str, collection: Any) -> list[_Found]:
@@ -164,6 +217,11 @@ def _tables_of(path: str, collection: Any) -> list[_Found]:
 
 def _described(found: _Found) -> Table:
     config = found.config
+    if not (config.num_embeddings > 0 and config.embedding_dim > 0):
+        raise UsageError(
+            f"table {found.name} has {config.num_embeddings} rows of {config.embedding_dim} floats",
+            otherwise="give it 1 row of 1 float at least",
+        )
     if found.weight.dtype != torch.float32:
         raise UsageError(
             f"table {found.name} has rows of {found.weight.dtype}",
@@ -176,8 +234,8 @@ def _described(found: _Found) -> Table:
         )
     return Table(
         found.name,
-        config.num_embeddings,
-        config.embedding_dim,
+        operator.index(config.num_embeddings),  # also a number of numpy or torch
+        operator.index(config.embedding_dim),
         optimizer_of(found.name, found.path, found.weight),
         initial_of(config),
     )

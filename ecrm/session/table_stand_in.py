@@ -2,22 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from ecrm.errors import UsageError
 
+_SAID = frozenset(
+    [
+        "numel",
+        "nelement",
+        "size",
+        "dim",
+        "ndimension",
+        "stride",
+        "storage_offset",
+        "element_size",
+        "get_device",
+        "is_floating_point",
+        "is_complex",
+        "is_signed",
+        "is_contiguous",
+        "is_pinned",
+        "is_shared",
+        "is_inference",
+        "is_conj",
+        "is_neg",
+        "is_same_size",
+        "is_set_to",
+        "has_names",
+        "dim_order",
+        "data_ptr",
+        "untyped_storage",
+        "__len__",
+        "__hash__",
+        "__dlpack_device__",
+        "requires_grad_",
+        "detach_",
+    ]
+)
+"""Functions that need no number of a table."""
+_CONVERTS = frozenset(
+    [
+        "detach",
+        "clone",
+        "contiguous",
+        "to",
+        "type",
+        "type_as",
+        "cpu",
+        "cuda",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+    ]
+)
+"""Functions that may give a table as it is."""
+_ARITHMETIC = frozenset(
+    ["add", "sub", "mul", "div", "truediv", "lerp", "addcdiv", "addcmul", "copy"]
+)
+"""Functions that make averages of weights, without `_foreach_`, `r`, `i` and underscores."""
+_LIKE = frozenset(["empty_like", "zeros_like", "ones_like", "full_like"])
+"""Functions by which optimizers make their state."""
+_VIEWS = frozenset(["T", "mT", "H", "mH", "real", "imag"])
+
 
 class TableStandIn(nn.Parameter):
     """A parameter on the meta device: name, shape and dtype of a table, and no rows.
 
     All that torch makes of it is of this class, such as an entry of the module's state_dict. It can
-    be copied. Raises UsageError where somebody pickles it, as torch.save does, or moves it to
-    another device: it has no numbers.
+    be copied. Copies and stand-ins can be averaged with each other, as an average of a model's
+    weights does with all parameters.
+
+    Raises UsageError, with the table's name, for anything else that takes numbers or changes them,
+    and where somebody pickles it, as torch.save does, or moves it to another device.
     """
+
+    _table = ""
+    _is_copy = False  # which may be written
 
     @classmethod
     def __torch_function__(
@@ -27,29 +92,109 @@ class TableStandIn(nn.Parameter):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        try:
-            # nn.Parameter's own makes plain tensors of what torch gives
-            make: Any = Tensor.__torch_function__
-            return make.__func__(cls, func, types, args, dict(kwargs or {}))
-        except NotImplementedError as error:  # of a tensor on the meta device
-            raise _no_rows("has no numbers") from error
+        given = dict(kwargs or {})
+        tensors = list(_tensors_in((args, given)))
+        stand_in = next(tensor for tensor in tensors if isinstance(tensor, TableStandIn))
+        _check(func, stand_in._table, args, tensors)
+        if func.__name__.startswith("_foreach_") and func.__name__.endswith("_"):
+            return args[0]  # there are no numbers, and torch would ask one tensor for its own
+        with torch._C.DisableTorchFunctionSubclass():
+            try:
+                made = func(*args, **given)
+            except NotImplementedError as error:  # of a tensor on the meta device
+                raise _reads(stand_in._table, func.__name__) from error
+            converts = func.__name__ in _CONVERTS | _LIKE and isinstance(made, Tensor)
+            if converts and (made.device, made.dtype) != (stand_in.device, stand_in.dtype):
+                raise _reads(stand_in._table, func.__name__)
+            keeps = func.__name__ in ("detach", "__get__")
+            return _named(made, stand_in._table, stand_in._is_copy or not keeps)
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise _no_rows("cannot be written")
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if id(self) not in memo:
+            made = type(self)(torch.empty_like(self.data.as_subclass(Tensor)), self.requires_grad)
+            made.__dict__.update(self.__dict__, _is_copy=True)
+            memo[id(self)] = made
+        copied: Self = memo[id(self)]
+        return copied
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        shape = " x ".join(map(str, self.shape))
+        return f"table {self._table}, {shape}, whose rows a session keeps"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _reads(self._table, "pickle")
 
 
-def stand_in(weight: nn.Parameter) -> TableStandIn:
-    """What takes the place of a weight.
+def stand_in(weight: nn.Parameter, table: str) -> TableStandIn:
+    """What takes the place of the weight of a table, which nobody can use any more.
 
     `in_backward_optimizer_filter` still tells it from others, and no optimizer keeps the weight.
     """
     made = TableStandIn(
         torch.empty(weight.shape, dtype=weight.dtype, device="meta"), weight.requires_grad
     )
-    made.__dict__.update(weight.__dict__)
+    made.__dict__.update(weight.__dict__, _table=table)
     if hasattr(weight, "_in_backward_optimizers"):
         made._in_backward_optimizers = []  # type: ignore[attr-defined]
+    weight.__class__, weight._table = TableStandIn, table  # type: ignore[attr-defined]
     return made
+
+
+def _check(
+    func: Callable[..., Any], table: str, args: tuple[Any, ...], tensors: list[Tensor]
+) -> None:
+    """Raise UsageError for a function that takes numbers of a table or changes them."""
+    name = func.__name__
+    if name in ("__get__", "__set__", "__delete__"):
+        of = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name == "__set__" and not (of == "requires_grad" or (of == "grad" and args[1] is None)):
+            raise changes(table, f"{of} = ...")
+        if of in _VIEWS:
+            raise _reads(table, of)
+        return
+    plain = name.removeprefix("_foreach_")
+    base = plain.strip("_")
+    in_place = plain.endswith("_") and not plain.startswith("__")
+    if plain.startswith("__"):
+        in_place = base.startswith("i") and base[1:] in _ARITHMETIC
+        base = base[1:] if base[:1] in ("i", "r") and base[1:] in _ARITHMETIC else base
+    if name in _SAID | _CONVERTS | _LIKE:
+        return
+    with torch._C.DisableTorchFunctionSubclass():
+        without_numbers = all(tensor.is_meta or not tensor.dim() for tensor in tensors)
+    if base not in _ARITHMETIC or not without_numbers:
+        raise changes(table, name) if in_place or name == "__setitem__" else _reads(table, name)
+    if in_place and base != "copy" and any(not each._is_copy for each in _written(args)):
+        raise changes(table, name)
+
+
+def _written(args: tuple[Any, ...]) -> Iterator[TableStandIn]:
+    """The stand-ins that a function changes in place."""
+    return (each for each in _tensors_in(args[:1]) if isinstance(each, TableStandIn))
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors_in(part)
+    elif isinstance(value, dict):
+        yield from _tensors_in(list(value.values()))
+
+
+def _named(made: Any, table: str, is_copy: bool) -> Any:
+    """What torch has made of a table, with its name."""
+    if isinstance(made, (tuple, list)) and not isinstance(made, torch.Size):
+        return type(made)(_named(part, table, is_copy) for part in made)
+    if not isinstance(made, Tensor) or isinstance(made, TableStandIn):
+        return made
+    named = made.as_subclass(TableStandIn)
+    named._table, named._is_copy = table, is_copy
+    return named
 
 
 def check_loads(table: str, state: Mapping[str, Any], name: str) -> None:
@@ -82,9 +227,20 @@ def _stays(problem: str) -> UsageError:
     )
 
 
-def _no_rows(problem: str) -> UsageError:
+def changes(table: str, how: str) -> UsageError:
+    """The error that rows of a table are changed by other than its optimizer."""
     return UsageError(
-        f"a table in the state of session.model {problem}: a session keeps its rows",
-        otherwise="type session.save(path), or session.state_dict() on all ranks, after the loop "
-        "over session.steps or in a function for session.every",
+        f"table {table} is changed by {how}, and a session keeps its rows",
+        otherwise="before the loop over session.steps, give the table an init_fn or call "
+        "session.load_state_dict(state_dict); from then on the optimizer of the table changes it",
+    )
+
+
+def _reads(table: str, how: str) -> UsageError:
+    return UsageError(
+        f"table {table} is used as a tensor, by {how}, and a session keeps its rows",
+        otherwise="look rows up through the collection, by ids in a KeyedJaggedTensor, for scores "
+        "of all rows in batches of their ids; for the whole table call session.save(path), or "
+        "session.state_dict() on all ranks, after the loop over session.steps or in a function "
+        "for session.every",
     )

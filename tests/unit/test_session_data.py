@@ -187,3 +187,30 @@ def test_data_that_cannot_be_indexed_are_told():
 def test_a_dataset_smaller_than_a_step_comes_round():
     data = numbers(3, 4, shuffle=False)
     assert [data.batch(0, slot, 2) for slot in (0, 1)] == [[0, 1, 2, 0], [1, 2, 0, 1]]
+
+
+class Columns:
+    """A dataset that gives many samples in one call; `short` of some of them."""
+
+    def __init__(self, short: int = 0) -> None:
+        self.calls, self._short = [], short
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("samples are read together")
+
+    def __getitems__(self, numbers: list[int]) -> list[int]:
+        self.calls.append(list(numbers))
+        return [10 * number for number in numbers][: len(numbers) - self._short]
+
+
+def test_samples_are_read_in_one_call_where_the_dataset_has_it():
+    data = Columns()
+    indexed = Indexed(data, 4, collate=list, shuffle=False)
+    assert indexed.batch(1, 1, 2) == [20, 30, 40, 50]
+    assert indexed.whole_batch(2) == [80, 90]
+    assert data.calls == [[2, 3, 4, 5], [8, 9]]
+    with pytest.raises(UsageError, match="__getitems__ gave 3 samples for 4 numbers: return"):
+        Indexed(Columns(short=1), 4, collate=list).batch(0, 0, 1)
