@@ -286,7 +286,7 @@ def test_the_built_in_trainer_ends_with_the_model_of_the_cpu(
     faults = [PhaseFault(3, 2, "backward"), PhaseFault(5, 3, "forward")]
     with waits_for_gpu() as waits:
         with_gpu = train(tmp_path / "gpu", criteo_rows, *SHORT, *on_gpu, faults=faults)
-    in_steps = {"replica contribution", "staged _wait", "undo _settle"}
+    in_steps = {"replica contribution", "staged _wait", "undo _settle", "digests entry_digests"}
     between = {"evaluate evaluate", "replica state_tensors", "replica export", "write _windows"}
     between |= {"base read_to_host", "erasure _verify_periods"}
     assert {place for place in waits if "kernel" not in place} - between <= in_steps

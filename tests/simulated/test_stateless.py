@@ -506,7 +506,7 @@ def test_a_trainer_that_dies_takes_what_it_kept_along(tmp_path):
 
 def test_a_server_dies_after_all_have_gone_back_to_a_checkpoint(tmp_path):
     faults = [PhaseFault(4, 5, "update"), PhaseFault(5, 5, "update"), PhaseFault(1, 7, "update")]
-    run = Run(_workload(tmp_path, spares=3, last_seen_rows=5), 2, faults)
+    run = Run(_workload(tmp_path, spares=3, last_seen_rows=5), 2, faults, seed=2)
     assert {event["step"] for event in run.of("rolled_back")} == {4}
     (account,) = run.accounts.values()
     assert (account["checkpoint_step"], account["lost_at_step"]) == (6, 7) and run.reports == 1

@@ -98,7 +98,7 @@ def test_a_model_that_is_moved_elsewhere_is_refused_in_one_line(model, move):
     ids=["state", "model", "pickle", "copy", "cpu"],
 )
 def test_tables_are_not_written_without_their_rows(model, write: Callable[[nn.Module], Any]):
-    with pytest.raises(UsageError, match=r"type session.save\(path\), or session.state_dict\(\)"):
+    with pytest.raises(UsageError, match=r"call session.save\(path\), or session.state_dict\(\)"):
         write(model)
 
 
