@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pickle
 import warnings
 import zipfile
@@ -20,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ecrm.checkpoint.model_file import safetensors_entries
 from ecrm.errors import DataError, UsageError
+from ecrm.opened_file import OpenedFile
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -41,25 +41,26 @@ def read_model(path: Path) -> dict[str, Any]:
     return open_model(path)[0]
 
 
-def open_model(path: Path) -> tuple[dict[str, Any], tuple[int, ...]]:
+def open_model(path: Path) -> tuple[dict[str, Any], OpenedFile]:
     """The state_dict in a file of torch.save or safetensors; its tensors are mapped read-only.
 
     Names of one tensor in the file have one object. Nothing is held in memory: the system reads
     pages of the file when they are looked at. Writing into such a tensor ends the process (not
     checked). What is no tensor is as it was saved. The bytes of tensors are not checked.
 
-    Returns device, inode, size and time of change of the file, too, which it has had when it was
-    opened.
+    Returns the open file, too: what is read of a tensor later is right if it has not changed then.
 
     Raises UsageError where there is no such file or it holds something else, DataError where it is
     cut short.
     """
+    if path.is_dir():
+        raise UsageError(_of_folder(path))
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file")
     try:
         with path.open("rb") as file:
             mapped = _Mapped(path, file)
-            of = os.fstat(file.fileno())
+            opened = OpenedFile(path, file)
             is_torch = zipfile.is_zipfile(file)
             file.seek(0)
             found = _of_torch(mapped) if is_torch else _of_safetensors(mapped)
@@ -68,7 +69,23 @@ def open_model(path: Path) -> tuple[dict[str, Any], tuple[int, ...]]:
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds a {type(found).__name__}, no state_dict", otherwise=SAVE)
     _check_that_it_is_flat(path, found)
-    return found, (of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns)
+    return found, opened
+
+
+def _of_folder(path: Path) -> str:
+    """What a folder that was given for a file is, and what to type instead."""
+    if (path / ".metadata").exists():
+        return (
+            f"{path} is a folder of torch.distributed.checkpoint: call dcp_to_torch_save("
+            f"{str(path)!r}, 'model.pt') of torch.distributed.checkpoint.format_utils, and load "
+            "that file"
+        )
+    if (path / "checkpoints").is_dir() or (path / "manifest.json").exists():
+        return (
+            f"{path} holds checkpoints of ecrm: type ecrm export {path} --output "
+            "model.safetensors, and load that file"
+        )
+    return f"{path} is a folder; give the file in it that holds the model"
 
 
 def _check_that_it_is_flat(path: Path, found: Mapping[Any, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import os
 import shlex
 import sys
@@ -22,6 +23,8 @@ from ecrm.config import effective, load_config, reference
 from ecrm.config.script import Script, is_script
 from ecrm.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
 from ecrm.faults.kill import PHASES
+from ecrm.launch.mpirun_command import HASH_SEED, hash_seed
+from ecrm.paths import typed_path, typed_path_text
 from ecrm.process.preflight import preflight_ulfm, say_once
 
 if TYPE_CHECKING:
@@ -43,10 +46,15 @@ RUN_SCRIPTS = ("train", "launch", "drill")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An EcrmError becomes one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a locale may have no letter for a folder's name
+            stream.reconfigure(errors="backslashreplace")
     words, of_script = _split(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
-    args.arguments = of_script
+    if argv is None and words[:1] == ["train"]:
+        _hash_alike()
     try:
+        args = make_parser().parse_args(words)
+        args.arguments = of_script
         code = args.run(args)
         sys.stdout.flush()
         return code or 0
@@ -68,6 +76,16 @@ def _split(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
         at = list(words).index("--")
         return [*words[:at]], tuple(words[at + 1 :])
     return [*words], ()
+
+
+def _hash_alike() -> None:
+    """Begin anew, with a seed of hash() that all ranks have, where this process has its own.
+
+    `ecrm launch` gives one. A line of mpirun that somebody types may not.
+    """
+    if os.environ.get(HASH_SEED, "") != (seed := hash_seed(os.environ)):
+        environ = {**os.environ, HASH_SEED: seed}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -197,7 +215,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--run-dir",
-        type=Path,
+        type=typed_path,
         metavar="DIR",
         help="run folder, new or empty unless with --resume auto; without this option "
         "`ecrm launch` and `ecrm drill` make one in runs/, and `ecrm train` writes nothing",
@@ -222,6 +240,7 @@ def _add_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         dest="file",
+        type=typed_path_text,
         metavar="FILE",
         help="with SCRIPT.py, a training script of your own in the place of CONFIG: TOML file with "
         "[cluster], [protection] and other sections that a script does not decide",
@@ -231,7 +250,7 @@ def _add_script(parser: argparse.ArgumentParser) -> None:
 def _add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
-        type=Path,
+        type=typed_path,
         metavar="DIR|auto",
         help="auto: start the run in --run-dir, continue it there, "
         "or do nothing if it is complete. "
@@ -241,7 +260,7 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--init-from",
-        type=Path,
+        type=typed_path,
         metavar="DIR",
         help="begin at step 0 with the weights of a checkpoint, or of the newest one of a run "
         "folder. Tables and model must be the same. Optimizer state starts anew",
@@ -251,7 +270,7 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hosts",
-        type=Path,
+        type=typed_path,
         metavar="FILE",
         help="run the ranks on the hosts in FILE, and survive the loss of hosts. "
         "One host per line: NAME [slots=N] [address=ADDRESS]",
@@ -355,7 +374,7 @@ def _train(args: argparse.Namespace) -> int:
 
 def _trained(args: argparse.Namespace) -> str | Script:
     """The config or the script that was typed. Raises UsageError."""
-    name: str = args.config
+    name: str = typed_path_text(args.config)
     if is_script(name):
         script = Script(Path(name), args.file, args.arguments)
         script.check()

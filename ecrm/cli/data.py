@@ -10,6 +10,7 @@ import sys
 
 from ecrm.data.dataset_info import JUDGED_LINES, MAX_MALFORMED
 from ecrm.errors import UsageError
+from ecrm.paths import typed_path_text
 from ecrm.wording import counted
 
 ZIPF_VALUES = 1_000_000
@@ -29,10 +30,17 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "inputs",
         nargs="+",
+        type=typed_path_text,
         metavar="INPUT",
         help="text files in the order of time: day_{0..23}, not day_*",
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="dataset directory to make")
+    parser.add_argument(
+        "--output",
+        required=True,
+        type=typed_path_text,
+        metavar="DIR",
+        help="dataset directory to make",
+    )
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--hash-size", type=int, metavar="N", help="rows of each of the 26 tables")
     sizes.add_argument(
@@ -75,6 +83,7 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--output",
         required=True,
+        type=typed_path_text,
         metavar="FILE",
         help="file to write, replaced if it exists; compressed if it ends in .gz",
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ecrm.atomic_files import staged_file
 from ecrm.checkpoint.export import FORMATS, export
 from ecrm.checkpoint.folder import locate
 from ecrm.errors import UsageError
+from ecrm.paths import typed_path
 from ecrm.wording import counted
 
 
@@ -19,7 +19,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "checkpoint",
-        type=Path,
+        type=typed_path,
         metavar="DIR",
         help="a checkpoint, or a run folder, whose newest checkpoint is taken",
     )
@@ -32,7 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=typed_path,
         required=True,
         metavar="FILE",
         help="file to write; it must not exist",

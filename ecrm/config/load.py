@@ -20,6 +20,7 @@ from ecrm.config.check import (
 )
 from ecrm.config.schema import SECTIONS, Config
 from ecrm.errors import UsageError
+from ecrm.paths import typed_path, typed_path_text
 
 CHECKPOINT_MINUTES = 30.0
 """Minutes between checkpoints under the protections NEED_CHECKPOINTS, unless the config says."""
@@ -75,6 +76,9 @@ def make_config(
             "checkpoint"
         ].keys() & {"every_steps", "every_minutes"}:
             values["checkpoint"]["every_minutes"] = CHECKPOINT_MINUTES
+        for section in ("data", "mapped"):
+            if path := values[section].get("path"):
+                values[section]["path"] = typed_path_text(path)
         config = Config(**{name: section(**values[name]) for name, section in SECTIONS.items()})
         has = {
             f"{section}.{key}": value
@@ -108,7 +112,7 @@ def parse_overrides(overrides: Iterable[str]) -> tuple[dict[str, Any], list[str]
 
 def read_config(path: str | Path) -> tuple[str, str]:
     """Return (label for messages, text) of a file or of the shipped config of that bare name."""
-    file = Path(path)
+    file = typed_path(path)
     if not file.is_file():
         shipped = shipped_configs()
         bare = str(path).removesuffix(".toml")
@@ -120,7 +124,9 @@ def read_config(path: str | Path) -> tuple[str, str]:
             )
         return f"{bare}.toml", shipped[bare].read_text(encoding="utf-8")
     try:
-        return str(path), file.read_text(encoding="utf-8")
+        return str(path), file.read_text(
+            encoding="utf-8-sig"
+        )  # an editor may have put a mark first
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read config file {str(path)!r}: {error}") from None
 

@@ -16,6 +16,7 @@ from ecrm.data import dataset_info
 from ecrm.data.hashing import cap_rows
 from ecrm.data.layout import CATEGORIES, INTEGERS
 from ecrm.errors import DataError, UsageError
+from ecrm.opened_file import OpenedFile
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """dense float32 [B, 13], ids int64 [B, 26], labels float32 [B]; the caller's own memory."""
@@ -43,10 +44,12 @@ class CriteoDataset:
         rows: int = manifest["rows"]
         self.train_rows, self.eval_rows = dataset_info.split_rows(rows, eval_fraction)
         self._directory, self._manifest = directory, manifest
-        self._labels, self._dense, self._sparse = (
-            np.memmap(directory / name, dtype, "r", shape=(rows, *shape))
-            for name, (dtype, shape) in dataset_info.FILES.items()
-        )
+        self._opened, mapped = [], []
+        for name, (dtype, shape) in dataset_info.FILES.items():
+            with open(directory / name, "rb") as file:
+                self._opened.append(OpenedFile(directory / name, file))
+                mapped.append(np.memmap(file, dtype, "r", shape=(rows, *shape)))
+        self._labels, self._dense, self._sparse = mapped
         self._rows = np.array(list(manifest["tables"].values()), np.uint32)
         kept = np.minimum(self._rows, max_rows_per_table or self._rows)
         self._caps = kept.astype(np.int64) if (kept < self._rows).any() else None
@@ -138,7 +141,12 @@ class CriteoDataset:
         self._read([slice(start, stop)])
 
     def _read(self, pieces: list[slice]) -> Batch:
-        """Copy row ranges of the mapped files, one after the other, into a batch."""
+        """Copy row ranges of the mapped files, one after the other, into a batch.
+
+        Raises DataError where a file has changed since it was opened. A file that is cut short
+        while it is read ends the process.
+        """
+        self._check_files()
         size = sum(piece.stop - piece.start for piece in pieces)
         dense = np.empty((size, INTEGERS), np.float32)
         ids = np.empty((size, CATEGORIES), np.int64)
@@ -163,6 +171,11 @@ class CriteoDataset:
                 error.rows = (piece.start, piece.stop)
                 raise error
             done = into.stop
+        self._check_files()
         if self._caps is not None:
             cap_rows(ids, self._caps)
         return torch.from_numpy(dense), torch.from_numpy(ids), torch.from_numpy(labels)
+
+    def _check_files(self) -> None:
+        for file in self._opened:
+            file.check()

@@ -24,10 +24,11 @@ from ecrm.errors import (
     UsageError,
 )
 from ecrm.faults.kill import Kill, check_script_kills, parse_kill
+from ecrm.launch.environment import mpirun_environment
 from ecrm.launch.gpu_memory import free_on_gpus
 from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance
 from ecrm.launch.memory_needs import check_memory, check_room, in_words
-from ecrm.launch.mpirun_command import mpirun_line, train_command
+from ecrm.launch.mpirun_command import ELSEWHERE, mpirun_line, train_command
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.several_hosts import Elsewhere
 from ecrm.launch.supervise import Ending, supervise
@@ -36,13 +37,7 @@ from ecrm.process.linux import memory_bytes
 from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
 from ecrm.run.plan import Start, kept_by, plan_start
 from ecrm.run.reading import read_own
-from ecrm.run.run_lock import check_run_dir, is_empty, remove_empty
-
-ELSEWHERE = frozenset(("--host", "-H", "--hostfile", "--machinefile"))
-"""Words of --mpirun-args with which ranks may run on other machines.
-
-The memory of those is not known here.
-"""
+from ecrm.run.run_lock import check_run_dir, is_empty, make_run_dir, remove_empty
 
 
 class RunFailed(EcrmError):
@@ -135,6 +130,8 @@ def launch(
         extra=mpirun_args,
         subnet=str(hosts.network.subnet) if hosts is not None else None,
     )
+    for ignored in mpirun_environment(os.environ)[1]:
+        print(f"# {ignored}")
     for placed in hosts.in_words() if hosts is not None else ():
         print(f"# {placed}")
     if hosts is not None and config.cluster.failure_domain != "host":
@@ -162,7 +159,7 @@ def launch(
         finally:
             waiting.over()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_run_dir(folder)
     except OSError as error:
         raise UsageError(
             f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir"

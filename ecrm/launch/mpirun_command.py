@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import os
+from collections.abc import Container, Mapping, Sequence
 
 from ecrm.config import Config
 from ecrm.config.script import Script
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-# Words of --mpirun-args after which the ranks may run elsewhere, so that this machine's cores say
-# nothing.
-PLACES_RANKS = ("--host", "-H", "--hostfile", "--machinefile", "--oversubscribe", "--map-by")
+ELSEWHERE = frozenset(("--host", "-H", "--hostfile", "--machinefile"))
+"""Words of --mpirun-args with which ranks may run on other machines.
+
+The memory and the cores of those are not known here.
+"""
+PLACES_RANKS = ELSEWHERE | {"--oversubscribe", "--map-by"}
+"""Words of --mpirun-args after which this machine's cores say nothing."""
+HASH_SEED = "PYTHONHASHSEED"
 
 
 def thread_environment(config: Config) -> dict[str, str]:
@@ -20,6 +27,15 @@ def thread_environment(config: Config) -> dict[str, str]:
     The libraries read them when torch is imported.
     """
     return {name: str(config.train.threads) for name in THREAD_VARIABLES}
+
+
+def hash_seed(environ: Mapping[str, str]) -> str:
+    """The seed of Python's hash() of text for all ranks: that of `environ`, where it is a number.
+
+    Without one, `hash(word) % rows` is another row in each process, and after each resume.
+    """
+    seed = environ.get(HASH_SEED, "")
+    return seed if seed.isdecimal() else "0"
 
 
 def train_command(
@@ -60,15 +76,17 @@ def mpirun_line(
     root: bool,
     extra: Sequence[str] = (),
     subnet: str | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> list[str]:
     """The words that start `command` (a program and its arguments) on config.world_size ranks.
 
     `cores` are this machine's, `root` is whether the user is root, `extra` are words for mpirun,
-    last so that they win. With a `subnet`, `command` takes its rank to another host, and ranks talk
-    over that.
+    last; an MCA parameter that they set is left out before. With a `subnet`, `command` takes its
+    rank to another host, and ranks talk over that. Ranks on this machine alone talk through shared
+    memory alone, and no rank listens on the network.
     """
     line = [mpirun, "--with-ft", "ulfm"]
-    placed = any(word.split("=")[0] in PLACES_RANKS for word in extra)
+    placed = _names(extra, PLACES_RANKS)
     if subnet is not None or (config.world_size > cores and not placed):
         line.append("--oversubscribe")
     if root:
@@ -77,18 +95,30 @@ def mpirun_line(
     line += ["--bind-to", "none"]
     # han and cuda deadlock in Agree across hosts (open-mpi/ompi#13915); the other two are what
     # --with-ft excludes by itself, which an option of the same name replaces.
-    line += ["--mca", "coll", "^han,cuda,hcoll,portals4"]
+    parameters = [("--mca", "coll", "^han,cuda,hcoll,portals4")]
     # PMIx's store in shared memory: neither for ranks on other hosts, nor safe from a lock whose
     # holder has died (prterun aborted on one).
-    line += ["--pmixmca", "gds", "hash"]
+    parameters += [("--pmixmca", "gds", "hash")]
     if subnet is not None:
-        line += over_network(subnet)
+        parameters += over_network(subnet)
+    elif not _names(extra, ELSEWHERE):
+        parameters += ON_THIS_MACHINE
+    theirs = {name for word, name in itertools.pairwise(extra) if word.endswith("mca")}
+    for parameter in parameters:
+        line += parameter if parameter[1] not in theirs else ()
     for name, value in thread_environment(config).items():
         line += ["-x", f"{name}={value}"]
+    line += ["-x", f"{HASH_SEED}={hash_seed(environ)}"]
     return [*line, *extra, "-n", str(config.world_size), *command]
 
 
-def over_network(subnet: str) -> list[str]:
+ON_ONE_MPIRUN = (("--prtemca", "ras", "^slurm,pbs"), ("--prtemca", "plm", "^slurm"))
+"""Whatever a batch system says in variables, mpirun starts all ranks on this machine."""
+
+ON_THIS_MACHINE = (*ON_ONE_MPIRUN, ("--mca", "pml", "ob1"), ("--mca", "btl", "self,sm"))
+
+
+def over_network(subnet: str) -> list[tuple[str, str, str]]:
     """Options of an mpirun that stays on this machine while its ranks are on others.
 
     No daemon elsewhere, for the daemons of Open MPI 5.0 cannot lose one another; ranks reach this
@@ -96,14 +126,15 @@ def over_network(subnet: str) -> list[str]:
     memory is left out.
     """
     return [
-        *("--prtemca", "ras", "^slurm,pbs", "--prtemca", "plm", "^slurm"),
-        *(
-            "--pmixmca",
-            "ptl_tcp_remote_connections",
-            "1",
-            "--pmixmca",
-            "ptl_tcp_if_include",
-            subnet,
-        ),
-        *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", subnet),
+        *ON_ONE_MPIRUN,
+        ("--pmixmca", "ptl_tcp_remote_connections", "1"),
+        ("--pmixmca", "ptl_tcp_if_include", subnet),
+        ("--mca", "pml", "ob1"),
+        ("--mca", "btl", "tcp,self"),
+        ("--mca", "btl_tcp_if_include", subnet),
     ]
+
+
+def _names(words: Sequence[str], options: Container[str]) -> bool:
+    """Whether one of `words` is one of `options`, with or without =VALUE."""
+    return any(word.split("=")[0] in options for word in words)

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ecrm.launch.environment import SESSION_BASE, mpirun_environment
 from ecrm.launch.watch import Watch
 from ecrm.process.linux import session_members, shared_segments, when_parent_ends
 from ecrm.run.reading import LAUNCH, read_own
@@ -38,7 +39,6 @@ LAST_FILES = ("summary.json", "stopped.json", "failure.json")
 LINGER_SECONDS = 20.0
 POLL_SECONDS = 0.1
 KILL_SECONDS = 5.0
-SESSION_BASE = "PRTE_MCA_prte_tmpdir_base"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def supervise(
             line,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, **variables, **name},
+            env={**mpirun_environment(os.environ)[0], **variables, **name},
             # Should this process be SIGKILLed. Linux sends it once per thread of this process, and
             # mpirun leaves its ranks alone at the second; their guards see it go and end them.
             preexec_fn=lambda: when_parent_ends(signal.SIGTERM),

@@ -94,6 +94,7 @@ class ModuleReplica:
         named = {name: p for name, p in module.named_parameters() if not p.is_meta}
         self._all = named
         self._trained = {name: p for name, p in named.items() if p.requires_grad}
+        self._asked_for = {name: (p, p.requires_grad) for name, p in module.named_parameters()}
         _check_parameters(named, self._trained, device)
         self._starts, self._flags_at = [], 0
         for parameter in self._trained.values():
@@ -182,6 +183,19 @@ class ModuleReplica:
                 raise UsageError(
                     f"parameter {name} came, went or was replaced after the session was made, "
                     "which trains those of before: change the model before Session(model, ...)"
+                )
+
+    def check_frozen(self, where: str) -> None:
+        """Raise UsageError where another parameter, or a table, is frozen than at the start.
+
+        A rank that takes a slot over would not know of it.
+        """
+        for name, (parameter, trained) in self._asked_for.items():
+            if parameter.requires_grad != trained:
+                what = "frozen" if trained else "unfrozen"
+                raise UsageError(
+                    f"{where}: {name} was {what} after the session was made",
+                    otherwise=_FREEZE_ROWS if parameter.is_meta else _FREEZE,
                 )
 
     def start_here(self) -> None:
@@ -563,6 +577,16 @@ class ModuleReplica:
             self.scheduler.load_state_dict(placed(rest["scheduler"]))
         for name, extra in self._extra.items():
             extra.load_state_dict(on_meta(placed(rest["extra"][name])))
+
+
+_FREEZE = (
+    "set requires_grad before Session(model, ...); a parameter rests in a step whose before_step "
+    "sets its grad to None"
+)
+_FREEZE_ROWS = (
+    "set requires_grad before Session(model, ...); to train on with other tables, call "
+    "session.save(path), and session.load(path) in another run"
+)
 
 
 def _check_parameters(

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ecrm.errors import UsageError
+from ecrm.opened_file import OpenedFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,21 +64,25 @@ class Values:
         """SHA-256 of the values."""
         return _digest(self.values)
 
+    def read(self, rows: Tensor) -> Tensor:
+        """The values of rows, float32 [R, dim]."""
+        return self.values[rows]
+
 
 @dataclass(frozen=True, eq=False)
 class FileValues:
     """Values that lie in a file, mapped, float32 [rows, dim]: read when they are asked for.
 
-    `source` is the file, which every rank sees, and which stays as it is while the run lasts.
-    `digest` is that of `digest_of_windows`, "" as long as nobody has read all of them. `opened` are
-    device, inode, size and time of change of the file, as it was opened. `others` are the values
-    as the file has them under other names of the table.
+    `source` is the file, which every rank sees.
+    `digest` is that of `digest_of_windows`, "" as long as nobody has read all of them. `opened` is
+    the file, None where nobody looks whether it has changed. `others` are the values as the file
+    has them under other names of the table.
     """
 
     values: Tensor
     source: str
     digest: str = ""
-    opened: tuple[int, ...] = ()
+    opened: OpenedFile | None = None
     others: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -90,8 +95,23 @@ class FileValues:
         return max(1, WINDOW_BYTES // max(1, self.values[:1].nbytes))
 
     def window_digest(self, first: int) -> str:
-        """SHA-256 of the window that begins with row `first`."""
-        return _digest(self.values[first : first + self._window_rows])
+        """SHA-256 of the window that begins with row `first`. Raises DataError as `read` does."""
+        return _digest(self.read(slice(first, first + self._window_rows)))
+
+    def read(self, rows: Tensor | slice) -> Tensor:
+        """The values of rows, float32 [R, dim].
+
+        Raises DataError where the file has changed since it was opened. A file that is cut short
+        while it is read ends the process.
+        """
+        self._check()
+        found = self.values[rows]
+        self._check()
+        return found
+
+    def _check(self) -> None:
+        if self.opened is not None:
+            self.opened.check()
 
 
 def digest_of_windows(digests: Iterable[str]) -> str:

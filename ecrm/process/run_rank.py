@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from ecrm.errors import DataError, EcrmError, NotKept, ScriptFailed, StrayRow, Unrecoverable
 from ecrm.process.counted_transport import CountedTransport
+from ecrm.process.farewell import take_leave
 from ecrm.process.gpu import fault_in_words, say_fault
 from ecrm.process.guard import Guarded
 from ecrm.process.memory import keep_freed_memory
@@ -44,7 +45,7 @@ def run_rank(
     failure.json. On any other error the rank kills itself, and the others go on without it.
 
     Does not return: after a failure MPI cannot be finalised safely, so the process leaves by
-    `os._exit`.
+    `os._exit`, after what Python does as a program ends (`take_leave`).
     """
     keep_freed_memory()
     transport: Transport | None = None
@@ -72,6 +73,7 @@ def run_rank(
     if stop.orphaned:
         leave_no_memory()
     guarded.done()
+    take_leave(code, 0 if transport is None else transport.rank)
     os._exit(code)
 
 

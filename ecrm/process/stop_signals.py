@@ -1,16 +1,20 @@
 """SIGINT and SIGTERM ask to stop: the rank remembers it, and all ranks stop at the next commit.
 
-Signals wait for a thread of their own. A handler of Python's would run only when the main thread is
-back from the MPI call that it is in; this thread runs meanwhile, since those calls hold no lock. It
-is also the one that dies with the guard: a rank that has been asked to stop outlives its guard,
-because Open MPI 5.0.11 SIGKILLs what it has started 0.25 s after SIGTERM, for which it has no
-option (measured); what else it takes to go on without mpirun is in `ecrm.process.orphaned`.
+Python's handler in C writes each signal's number into a pipe at once, whatever the main thread is
+in, and a thread reads the pipe. A handler of Python's alone would run only when the main thread is
+back from the MPI call that it is in. No signal is blocked: processes that a script starts would
+inherit that, and could not be stopped by SIGTERM. A handler that a script sets runs, too.
+
+The thread is also the one that dies with the guard. A rank that has been asked to stop outlives its
+guard: Open MPI 5.0.11 SIGKILLs what it has started 0.25 s after SIGTERM, for which it has no option
+(measured). What else it takes to go on without mpirun is in `ecrm.process.orphaned`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 import time
@@ -41,7 +45,16 @@ class StopSignals:
         self.orphaned = False
         self._guard = os.getppid()
         self._watching = threading.Event()
-        signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+        self._pipe, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in REQUESTS:
+            signal.signal(number, _do_nothing)
+        os.register_at_fork(
+            before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS),
+            after_in_parent=_unblock,
+            after_in_child=_as_without,
+        )
         threading.Thread(target=self._watch, name="stop signals", daemon=True).start()
         self._watching.wait()
         when_parent_ends(0)  # of the main thread; the other thread has it now
@@ -49,17 +62,25 @@ class StopSignals:
     def _watch(self) -> None:
         when_parent_ends(signal.SIGKILL)
         self._watching.set()
-        number = signal.Signals(signal.sigwait(REQUESTS))
+        came = self._next(wait=True)
         when_parent_ends(0)
-        if number == MPIRUN_GOES:
+        if MPIRUN_GOES in came:
             self._become_orphaned()
-            number = signal.SIGTERM
-        self.received = number
+        self.received = next((number for number in came if number != MPIRUN_GOES), signal.SIGTERM)
         while not self.orphaned and os.getppid() == self._guard:
-            if MPIRUN_GOES in signal.sigpending():
+            if MPIRUN_GOES in self._next(wait=False):
                 self._become_orphaned()
             time.sleep(_POLL_SECONDS)
         signal.alarm(LEAVE_SECONDS)
+
+    def _next(self, wait: bool) -> list[signal.Signals]:
+        """The requests that have come and were not given yet; with `wait`, at least one."""
+        while True:
+            came = select.select([self._pipe], [], [], None if wait else 0)[0]
+            numbers = os.read(self._pipe, 64) if came else b""
+            asked = [signal.Signals(number) for number in numbers if number in REQUESTS]
+            if asked or not wait:
+                return asked
 
     def _become_orphaned(self) -> None:
         self.orphaned = True
@@ -68,3 +89,24 @@ class StopSignals:
             orphaned.keep_connection()
         with contextlib.suppress(OSError):
             orphaned.speak_for(orphaned.parent_of(self._guard))
+
+
+def _do_nothing(*_: object) -> None:
+    """The number of the signal is in the pipe by now."""
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
+
+
+def _as_without() -> None:
+    """In a process that was forked: signals do what they do in any process of Python.
+
+    None came until now: the pipe is that of the process that has forked.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in REQUESTS:
+        if signal.getsignal(number) is _do_nothing:
+            default = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if default else signal.SIG_DFL)
+    _unblock()

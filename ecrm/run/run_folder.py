@@ -14,6 +14,7 @@ from typing import Any
 from ecrm.placement.view import View
 from ecrm.run.auto_resume import EVENTS, events_of
 from ecrm.run.reading import launch_id
+from ecrm.run.run_lock import make_run_dir
 
 PROBE_BYTES, MOST_PROBED = 4096, 1 << 20
 SUMMARY_DRAFT = ".summary.json"
@@ -47,7 +48,7 @@ class RunFolder:
         self.earlier = 0  # events of starts before this one
         self.unwritten_bytes = 0  # that were to be written when the trouble began
         if path is not None:
-            path.mkdir(parents=True, exist_ok=True)
+            make_run_dir(path)
 
     def event(self, fields: dict[str, Any]) -> None:
         """Append one line to events.jsonl, in one write: all of it or nothing.

@@ -131,6 +131,15 @@ def check_run_dir(folder: Path, mine: bool = False) -> None:
         ) from None
 
 
+def make_run_dir(folder: Path) -> None:
+    """Make a run folder that its owner alone may read; one that is there keeps its mode.
+
+    Raises OSError.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def is_empty(folder: Path) -> bool:
     """Whether there is nothing of a run in `folder`.
 

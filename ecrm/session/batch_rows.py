@@ -16,6 +16,7 @@ from ecrm.allocate import CPU
 from ecrm.errors import UsageError
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.session.layout import Group, Layout
+from ecrm.transport.digests import tensor_digest
 
 _DEEPEST = 3
 """How many levels of containers `find_kjts` looks into."""
@@ -76,7 +77,7 @@ class BatchRows:
         """Places among `rows` of the ids that a collection looks up, int64 [n], group by group.
 
         `features` are those of `kjt`. They are searched for if `kjt` is none of the batch, such as
-        one that the model made itself, and if its ids were changed.
+        one that the model made itself, and if its ids or lengths were changed.
 
         Raises StrayId for an id that its table does not have, DataError for ids that are no whole
         numbers, UsageError for an id whose row was not fetched, and KeyError for a missing feature.
@@ -145,21 +146,26 @@ def _parts(value: object) -> Iterable[object]:
 
 
 def _ids_of(kjt: Any) -> list[tuple[Tensor, int]]:
-    """The tensors of ids, and how often each was changed in place."""
-    tensors: list[Tensor] = (
-        [cast(Any, feature)._values for feature in kjt.values()]
-        if isinstance(kjt, TensorDict)
-        else [kjt.values()]
-    )
-    return [(ids, 0 if ids.is_inference() else ids._version) for ids in tensors]
+    """The tensors of ids and lengths, each with what tells whether it was changed since.
+
+    That is a digest where numpy may write behind torch's back, and torch's own count elsewhere.
+    """
+    features = kjt.values() if isinstance(kjt, TensorDict) else [kjt]
+    tensors: list[Tensor] = [
+        tensor
+        for feature in cast(list[Any], features)
+        for tensor in (feature._values, feature._lengths, feature._offsets)
+        if tensor is not None
+    ]
+    return [
+        (each, tensor_digest(each) if each.is_cpu else 0 if each.is_inference() else each._version)
+        for each in tensors
+    ]
 
 
 def _same(before: list[tuple[Tensor, int]], now: list[tuple[Tensor, int]]) -> bool:
-    """Whether nobody has changed ids since."""
-    return len(before) == len(now) and all(
-        ids is others and version == other
-        for (ids, version), (others, other) in zip(before, now, strict=True)
-    )
+    """Whether nobody has changed ids and lengths since; some may have been computed meanwhile."""
+    return all(any(ids is each and mark == its for each, its in now) for ids, mark in before)
 
 
 def _features(kjt: Any) -> Mapping[str, JaggedTensor]:

@@ -40,6 +40,7 @@ class BodyWatch:
 
     def check(self, place: str) -> None:
         """Raise UsageError where the user's code has changed the dense part at a place."""
+        self._replica.check_frozen(place)
         for (name, before), (_, now) in zip(self._numbers, self._replica.numbers):
             if plain(before) != plain(now):
                 raise UsageError(

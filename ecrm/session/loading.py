@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ecrm.errors import UsageError
+from ecrm.opened_file import OpenedFile
 from ecrm.placement.initial_values import FileValues, Initial, Values, digest_of_windows
 from ecrm.placement.tables import Table
 from ecrm.process.preflight import host_name
@@ -25,7 +26,7 @@ def load(
     state: Mapping[str, Any],
     where: str,
     source: str = "",
-    opened: tuple[int, ...] = (),
+    opened: OpenedFile | None = None,
 ) -> list[Table]:
     """Put all of a state_dict but tables into a module; returns tables that begin with its rows.
 
@@ -132,7 +133,8 @@ def _others(table: Table) -> Mapping[str, Tensor]:
 
 def _opened(tables: Iterable[Table]) -> list[list[int]]:
     """What tells the files of tables from others of their names; not on another host."""
-    return [list(table.initial.opened) for table in tables if isinstance(table.initial, FileValues)]
+    files = [table.initial for table in tables if isinstance(table.initial, FileValues)]
+    return [list(file.opened.known) for file in files if file.opened is not None]
 
 
 def _digests(tables: Iterable[Table], place: int, together: list[int]) -> dict[str, str]:

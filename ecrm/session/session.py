@@ -19,6 +19,8 @@ from ecrm.errors import UsageError
 from ecrm.model.determinism import seed_slot
 from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.module_replica import ModuleReplica
+from ecrm.opened_file import OpenedFile
+from ecrm.paths import typed_path
 from ecrm.placement.tables import row_spaces
 from ecrm.session.alone import run_alone
 from ecrm.session.batch_rows import BatchRows, find_kjts
@@ -302,7 +304,7 @@ class Session:
         gathered in windows: no rank ever holds a whole one. Raises an EcrmError on every rank where
         it cannot be written.
         """
-        (_, started), target = self._running("save"), Path(path)
+        (_, started), target = self._running("save"), typed_path(path)
         format_of(target)
         check_unchanged(self.engine, "session.save")
         engine, aliases = started.run.engine, self._tables.aliases
@@ -317,10 +319,11 @@ class Session:
         table. Optimizers and registered objects are as they are without it.
 
         Raises UsageError where there is no such file, or names, shapes or dtypes are not those of
-        the model: it says which. Raises DataError where it is cut short.
+        the model: it says which. Raises DataError where it is cut short. A file that has changed
+        ends the run. Another file may take its name.
         """
         self._check_before("load")
-        source = Path(path).absolute()
+        source = typed_path(path).absolute()
         state, opened = open_model(source)
         self._load(state, f"session.load: {path}", str(source), opened)
 
@@ -351,7 +354,11 @@ class Session:
         )
 
     def _load(
-        self, state: Mapping[str, Any], where: str, source: str = "", opened: tuple[int, ...] = ()
+        self,
+        state: Mapping[str, Any],
+        where: str,
+        source: str = "",
+        opened: OpenedFile | None = None,
     ) -> None:
         tables, aliases = self._described, self._tables.aliases
         self._described = load(self.model, tables, aliases, state, where, source, opened)
@@ -448,6 +455,7 @@ class Session:
 
     def _begin(self, steps: int, open_end: bool) -> Started:
         self._replica.check_parameters()
+        self._replica.check_frozen("session.steps")
         self._replica.start_here()
         return self._start(
             Wanted(

@@ -49,7 +49,7 @@ class InitialRows:
             of_table = rows[here] - self._space.offsets[number]
             if isinstance(table.initial, Values | FileValues):
                 (numbers,) = on_host(of_table)
-                values[here] = on_device(rows.device, table.initial.values[numbers])
+                values[here] = on_device(rows.device, table.initial.read(numbers))
             elif isinstance(table.initial, InitFunction):
                 made = self._filled(number, table.initial, of_table)
                 values[here] = on_device(rows.device, made)

@@ -108,7 +108,19 @@ def listens_in_the_body(session: Session, batch: dict[str, Any]) -> None:
     session.on_commit(lambda step, logged: None)
 
 
+def freezes_rows(session: Session, batch: dict[str, Any]) -> None:
+    session.model.bags.requires_grad_(False)
+    usual(session, batch)
+
+
+def freezes_a_layer(session: Session, batch: dict[str, Any]) -> None:
+    session.model.layers[2].requires_grad_(False)
+    usual(session, batch)
+
+
 BODIES = {
+    "t.weight was frozen after the session was made": freezes_rows,
+    "layers.2.weight was frozen after the session was made": freezes_a_layer,
     "nothing has a gradient: call session.model": forward_only,
     "parameters were changed in the body": steps_itself,
     r"session.log\(scores=...\) got 3 values": logs_a_vector,
@@ -126,6 +138,40 @@ def test_a_mistake_in_the_body_is_told(told):
     assert isinstance(first, UsageError)
     with pytest.raises(UsageError, match=told):
         raise first
+
+
+def reversed_by_numpy(session: Session, batch: dict[str, Any]) -> None:
+    ids = batch["ids"].values().numpy()
+    ids[:] = ids[::-1].copy()
+    usual(session, batch)
+
+
+def lengths_by_numpy(session: Session, batch: dict[str, Any]) -> None:
+    lengths = batch["ids"].lengths().numpy()
+    lengths[:2] = 0, 2
+    usual(session, batch)
+
+
+def reversed_batch(step: int, slot: int) -> dict[str, Any]:
+    batch = batch_of(step, slot)
+    reversed_ids = batch["ids"].values().flip(0)
+    return {**batch, "ids": KeyedJaggedTensor(["f"], reversed_ids, lengths=batch["ids"].lengths())}
+
+
+def batch_of_lengths(step: int, slot: int) -> dict[str, Any]:
+    batch = batch_of(step, slot)
+    lengths = torch.tensor([0, 2, 1, 1, 1])
+    return {**batch, "ids": KeyedJaggedTensor(["f"], batch["ids"].values(), lengths=lengths)}
+
+
+@pytest.mark.parametrize(
+    ("body", "batches"),
+    [(reversed_by_numpy, reversed_batch), (lengths_by_numpy, batch_of_lengths)],
+)
+def test_ids_that_numpy_changes_in_the_body_are_those_that_are_trained(body, batches):
+    changed = run(layout=SMALL, train=script(body))
+    given = run(layout=SMALL, train=script(batches=batches))
+    assert (changed.tables, changed.dense) == (given.tables, given.dense)
 
 
 def replaces_a_layer(session: Session) -> None:

@@ -190,7 +190,7 @@ def test_the_line_of_a_launch_over_hosts(tmp_path):
         "--prtemca ras '^slurm,pbs' --prtemca plm '^slurm' --pmixmca ptl_tcp_remote_connections 1 "
         "--pmixmca ptl_tcp_if_include 127.0.0.0/8 --mca pml ob1 --mca btl tcp,self "
         "--mca btl_tcp_if_include 127.0.0.0/8 -x OMP_NUM_THREADS=1 -x MKL_NUM_THREADS=1 -x "
-        "OPENBLAS_NUM_THREADS=1 -n 3 "
+        "OPENBLAS_NUM_THREADS=1 -x PYTHONHASHSEED=0 -n 3 "
         f"{sys.executable} -m ecrm.launch.remote_rank --hosts {path} --head 127.0.0.1 "
         f"--keep-alive 3 "
         "--starter 'ssh {host} {command}' --begun /runs/x/ranks.json -- ecrm"

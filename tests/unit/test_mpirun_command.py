@@ -10,6 +10,7 @@ import pytest
 from ecrm.config import ClusterConfig, Config, TrainConfig
 from ecrm.errors import UsageError
 from ecrm.launch import machine
+from ecrm.launch.environment import SESSION_BASE, mpirun_environment
 from ecrm.launch.launcher import fresh_run_dir
 from ecrm.launch.mpirun_command import mpirun_line, train_command
 from support.commands import dry_run
@@ -31,8 +32,38 @@ def test_the_whole_line():
     assert shlex.join(line()) == (
         "mpirun --with-ft ulfm --oversubscribe --bind-to none --mca coll "
         "'^han,cuda,hcoll,portals4' --pmixmca gds hash "
-        "-x OMP_NUM_THREADS=3 -x MKL_NUM_THREADS=3 -x OPENBLAS_NUM_THREADS=3 -n 7 ecrm train"
+        "--prtemca ras '^slurm,pbs' --prtemca plm '^slurm' --mca pml ob1 --mca btl self,sm "
+        "-x OMP_NUM_THREADS=3 -x MKL_NUM_THREADS=3 -x OPENBLAS_NUM_THREADS=3 -x PYTHONHASHSEED=0 "
+        "-n 7 ecrm train"
     )
+
+
+def test_parameters_of_mpirun_args_replace_those_of_the_line():
+    words = line(extra=("--mca", "btl", "self,tcp"))
+    assert words.count("btl") == 1 and "self,sm" not in words
+    assert "pml" in words, "the others stay"
+
+
+def test_ranks_that_may_be_on_other_machines_are_not_held_to_shared_memory():
+    assert "self,sm" not in line(extra=("--host", "a,b"))
+
+
+@pytest.mark.parametrize(("set_to", "then"), [(None, "0"), ("random", "0"), ("7", "7")])
+def test_all_ranks_have_one_seed_of_hash(set_to, then):
+    environ = {} if set_to is None else {"PYTHONHASHSEED": set_to}
+    words = mpirun_line(CONFIG, ["ecrm"], mpirun="mpirun", cores=2, root=False, environ=environ)
+    assert f"PYTHONHASHSEED={then}" in words
+
+
+def test_variables_of_another_open_mpi_are_named_and_not_handed_on():
+    left, told = mpirun_environment(
+        {"OMPI_MCA_pml": "ucx", "OPAL_PREFIX": "/opt", "PMIX_RANK": "3", "HOME": "/h"}
+    )
+    assert left == {"HOME": "/h"}
+    (said,) = told
+    assert said.startswith("OMPI_MCA_pml, OPAL_PREFIX, PMIX_RANK: ")
+    own = {SESSION_BASE: "/scratch"}
+    assert mpirun_environment(own) == (own, [])
 
 
 def test_oversubscription_and_root_only_where_needed():

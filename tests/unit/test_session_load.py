@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from torch import nn
 from ecrm.checkpoint.exported_model import exported_model
 from ecrm.checkpoint.saved_model import open_model, read_model
 from ecrm.errors import DataError, EcrmError, UsageError
+from ecrm.opened_file import OpenedFile
 from ecrm.placement import initial_values
 from ecrm.placement.initial_values import FileValues, Values
 from ecrm.placement.tables import Table, row_spaces
@@ -210,6 +212,10 @@ def in_windows(monkeypatch):
     monkeypatch.setattr(initial_values, "WINDOW_BYTES", 30 * 16)
 
 
+def known(values: FileValues) -> tuple[int, ...]:
+    return () if values.opened is None else values.opened.known
+
+
 def told_by(monkeypatch, files: dict[int, FileValues], hosts: dict[int, str]) -> list[Table]:
     """`with_digests` on several ranks, all of which live."""
     rank, read = 0, {}
@@ -219,10 +225,10 @@ def told_by(monkeypatch, files: dict[int, FileValues], hosts: dict[int, str]) ->
         return shares.pop(0)
 
     said = {
-        n: [hosts[n], [["user", 70, 4, *values.others]], [list(values.opened)]]
+        n: [hosts[n], [["user", 70, 4, *values.others]], [[*known(values)]]]
         for n, values in files.items()
     }
-    seen = {n: (hosts[n], values.opened) for n, values in files.items()}
+    seen = {n: (hosts[n], known(values)) for n, values in files.items()}
     for number, values in files.items():
         together = [other for other in sorted(hosts) if seen[other] == seen[number]]
         table = Table("user", 70, 4, None, values)
@@ -268,14 +274,36 @@ def test_ranks_of_a_host_that_have_opened_other_files_of_one_name_are_told(
         link.symlink_to(target)
         (table,) = load(module(), [TABLE], {"friend": "user"}, *opened(link))
         files[rank] = table.initial
-    assert files[0].opened != files[1].opened and files[0].source == files[1].source
+    assert files[0].opened.known != files[1].opened.known and files[0].source == files[1].source
     with pytest.raises(UsageError, match="other numbers on rank 1 than on rank 0 of a: user from"):
         told_by(monkeypatch, files, hosts)
     same = told_by(monkeypatch, {0: files[0], 1: files[0]}, hosts)
     assert same[0].initial.digest == same[1].initial.digest != ""
 
 
-def opened(path: Path) -> tuple[dict[str, torch.Tensor], str, str, tuple[int, ...]]:
+@pytest.mark.parametrize("change", ["written", "cut"])
+def test_a_file_that_changes_after_it_was_opened_is_named_whenever_it_is_read(tmp_path, change):
+    path = write_torch(tmp_path / "m.pt", state())
+    (table,) = load(module(), [TABLE], {"friend": "user"}, *opened(path))
+    rows = torch.arange(70)
+    assert torch.equal(table.initial.read(rows), state()["user.weight"])
+    replaced = write_torch(tmp_path / "other.pt", state())
+    replaced.rename(tmp_path / "m.pt")  # under its name is another: what was opened is as it was
+    assert torch.equal(table.initial.read(rows), state()["user.weight"])
+
+    (table,) = load(module(), [TABLE], {"friend": "user"}, *opened(path))
+    if change == "cut":
+        os.truncate(path, 100)
+    else:
+        with path.open("r+b") as file:
+            file.write(path.read_bytes())  # even to the same bytes: who knows since when
+        os.utime(path)
+    for read in (lambda: table.initial.read(rows), lambda: table.initial.window_digest(0)):
+        with pytest.raises(DataError, match=r"m\.pt has changed since this run opened it"):
+            read()
+
+
+def opened(path: Path) -> tuple[dict[str, torch.Tensor], str, str, OpenedFile]:
     found, marks = open_model(path)
     return found, "session.load", str(path), marks
 

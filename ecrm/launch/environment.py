@@ -1,0 +1,28 @@
+"""The variables that mpirun is started with: none that would change what its line says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SESSION_BASE = "PRTE_MCA_prte_tmpdir_base"
+"""Where mpirun keeps the files of its session: the one variable of its own that a user may set."""
+
+_OF_MPIRUN = ("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_")
+
+
+def mpirun_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """`environ` without the variables of Open MPI, and a line that names them, if there are any.
+
+    A cluster's module sets them for another Open MPI (OMPI_MCA_pml=ucx, OPAL_PREFIX), and an mpirun
+    or a batch step around this process for its own ranks (PMIX_RANK).
+    """
+    ignored = sorted(
+        name for name in environ if name.startswith(_OF_MPIRUN) and name != SESSION_BASE
+    )
+    left = {name: value for name, value in environ.items() if name not in ignored}
+    if not ignored:
+        return left, []
+    return left, [
+        f"{', '.join(ignored)}: set in the environment, and not handed on to mpirun; a parameter "
+        'of Open MPI goes into --mpirun-args="--mca NAME VALUE"'
+    ]
