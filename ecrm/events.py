@@ -366,11 +366,15 @@ EVENTS: dict[str, Event] = {
         },
     ),
     "ended_early": Event(
-        "Training ends because evaluations bring no gain any more.",
+        "Training ends before its last step: evaluations bring no gain, or the script has asked.",
         {
             "step": Field("integer", "last step"),
             "steps_wanted": Field("integer", "steps that the config asks for", "steps"),
-            "best_step": Field("integer", "step of the best evaluation"),
+            "best_step": Field(
+                "integer",
+                "step of the best evaluation; null where the script has ended it",
+                null=True,
+            ),
             "why": Field("text", "the reason as a sentence"),
         },
     ),

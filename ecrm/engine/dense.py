@@ -28,6 +28,16 @@ class DenseReplica(Protocol):
     def over(self) -> bool:
         """Whether its state says that no slot has data any more."""
 
+    @property
+    def ends_at(self) -> int:
+        """The step before which training ends, as its state says; -1 for none."""
+
+    def end_at(self, step: int) -> None:
+        """Training ends before a step: part of the present state, and of that of the last commit.
+
+        It may be told again. A later step changes nothing.
+        """
+
     def apply(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         """Take one step with the sum of all slots' contributions, float32 [P].
 

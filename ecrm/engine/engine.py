@@ -46,6 +46,7 @@ from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport
 from ecrm.requests.routing import (
     DENSE,
+    ENDS,
     NOTE,
     OVER,
     SLOT_STATE,
@@ -146,11 +147,18 @@ class Engine:
 
     @property
     def over(self) -> bool:
-        """Whether no slot has a part in the step to run next: training ends. The same on all ranks.
+        """Whether training ends before the step to run next. The same on all ranks.
 
-        It depends on the data alone, so that no failure takes it back.
+        No slot has a part in that step, or somebody has asked for the end. It depends on the data
+        and the script alone, so that no failure takes it back.
         """
-        return self.step in (self._over_at, self.recovery.over_at)
+        return self.step in (self._over_at, self.recovery.over_at, self.recovery.ends_at)
+
+    def end_here(self) -> None:
+        """Of all ranks, between steps: training ends before the step to run next."""
+        self._over_at = self.step
+        if self.state.dense is not None:
+            self.state.dense.end_at(self.step)
 
     @property
     def confirmed(self) -> bool:
@@ -296,6 +304,8 @@ class Engine:
         slot_state: Mapping[int, Tensor] | None = None,
         skip_troubled: bool = False,
         over: Collection[int] = (),
+        sit_out: Collection[int] = (),
+        ends_at: int = -1,
     ) -> None:
         """Collective: finish the step begun by `lookup`.
 
@@ -314,7 +324,9 @@ class Engine:
         `slot_state[slot]`, uint8 [N], goes
         whole to every dense replica, for what cannot be summed. Notes and states are of slots that
         have a contribution, which one slot at least has. Slots that are `over` have no part in the
-        next step; all of them make this step the last one, and commit it. Raises StepAborted after
+        next step; all of them make this step the last one, and commit it. Slots that `sit_out`
+        change no row; their gradients hold anything. From one rank that has `ends_at` all learn
+        before which later step training ends. Raises StepAborted after
         a failure, and UsageError, on every rank, where `sparse_rate` is no number of 0 or more.
         """
         state, flight, lookup = self.state, self._in_flight, self._in_flight.lookup
@@ -335,6 +347,8 @@ class Engine:
                 slot_state or {},
                 troubles or {},
                 over,
+                sit_out,
+                ends_at,
             )
             came = self._exchange_results(lookup, results, skip_troubled)
             skips = skip_troubled and bool(came.troubles)
@@ -342,7 +356,7 @@ class Engine:
             if skips:
                 lookup.shard_side.pass_over(state.protection.keeps_deltas)
             else:
-                lookup.slot_side.keep(row_gradients, self.step)
+                lookup.slot_side.keep(row_gradients, self.step, sit_out)
                 lookup.shard_side.update(came.gradients, state.protection.keeps_deltas, self.step)
             state.note_undo_bytes()
             committing = (
@@ -350,7 +364,7 @@ class Engine:
                 or bool(came.stopping)
                 or bool(self.view.rebuilding)
                 or self._commit_is_due()
-                or self._over_at == self.step + 1
+                or self.step + 1 in (self._over_at, self.recovery.ends_at)
             )
             self._exchange_redundancy(came, ahead, committing, skips)
             if committing and state.scrub is not None and not self.view.rebuilding:
@@ -369,6 +383,10 @@ class Engine:
                 flight.ahead = ahead
             flight.replay = None
         self._step_finished()
+
+    def _first_end(self, *ends: int) -> int:
+        """The first step before which training ends, of those that this rank knows; -1 for none."""
+        return min((end for end in (*ends, self.recovery.ends_at) if end >= 0), default=-1)
 
     def _lookup_ahead(
         self,
@@ -400,6 +418,8 @@ class Engine:
         slot_state: Mapping[int, Tensor],
         troubles: Mapping[int, str],
         over: Collection[int],
+        sit_out: Collection[int],
+        ends_at: int,
     ) -> dict[int, list[Part]]:
         """What this rank's slots send in a step's first exchange.
 
@@ -407,7 +427,7 @@ class Engine:
         requests.
         """
         holders = SlicedSum(self.view.dense)
-        outgoing = lookup.slot_side.gradients(row_gradients)
+        outgoing = lookup.slot_side.gradients(row_gradients, sit_out)
         for slot, contribution in sorted(contributions.items()):
             for holder, part in holders.slices(contribution).items():
                 outgoing.setdefault(holder, []).extend(((DENSE, slot), part))
@@ -422,6 +442,9 @@ class Engine:
         for slot in over:
             for rank in self.view.live:
                 outgoing.setdefault(rank, []).extend(((OVER, slot), torch.empty(0)))
+        if (ends := self._first_end(ends_at)) >= 0:  # whoever said it may be dead by now
+            for rank in self.view.live:
+                outgoing.setdefault(rank, []).extend(((ENDS, ends), torch.empty(0)))
         for slot, trouble in troubles.items():
             said = torch.tensor(list(trouble.encode()), dtype=torch.uint8)
             for rank in self.view.live:
@@ -437,8 +460,11 @@ class Engine:
         attached = None if repair is None else repair.rest()
         received, rest = exchange(self._transport, results, attached)
         came = StepResults.of(received)
-        if len(came.over) == len(self.view.slots):
-            self._over_at = self.step + 1
+        self._over_at = self.step + 1 if len(came.over) == len(self.view.slots) else -1
+        if came.ends:
+            self.recovery.ends_at = self._first_end(*came.ends)
+            if self.state.dense is not None:
+                self.state.dense.end_at(self.recovery.ends_at)
         if came.troubles:
             if not self._transport.agree(True):
                 raise PeerFailure("a rank died while others told of trouble")

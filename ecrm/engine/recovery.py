@@ -50,8 +50,9 @@ class Recovery:
     of them asks for it, `doubts`, for others to set, whether this rank doubts its input, `doubted`
     whether one did in the last recovery, `rollbacks` how often everything was loaded from the
     durable tier, `through` how many recoveries are, `began_with_one` whether `resume` came through
-    by one, `over_at` the step before which data has ended, by what was loaded, `faults` how ranks
-    have ended in slots that user code was at work on.
+    by one, `over_at` the step before which data has ended, by what was loaded, `ends_at` the step
+    before which somebody wants training to end, `faults` how ranks have ended in slots that user
+    code was at work on.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class Recovery:
     ) -> None:
         self._state, self._in_flight, self._durable = state, in_flight, durable
         self.stopping = self.doubts = self.doubted = False
-        self.rollbacks, self.through, self.began_with_one, self.over_at = 0, 0, False, -1
+        self.rollbacks, self.through, self.began_with_one = 0, 0, False
+        self.over_at = self.ends_at = -1
         # from the moment a rollback begins until all agree that it is through
         self._state_lost = False
         self._refusal = ""  # why this rank wants all to end
@@ -366,9 +368,13 @@ class Recovery:
             state.policy.dense_replicas,
         )
         state.take_loaded(loaded)
-        over = state.dense is not None and state.dense.over
-        said = state.transport.share([torch.tensor([over])])
-        self.over_at = state.step if any(bool(tensors(of)[0]) for of in said.values()) else -1
+        over, ends = (False, -1) if state.dense is None else (state.dense.over, state.dense.ends_at)
+        said = state.transport.share([torch.tensor([over, ends])])
+        known = [tensors(of)[0].tolist() for of in said.values()]
+        self.over_at = state.step if any(over for over, _ in known) else -1
+        self.ends_at = max(self.ends_at, *(ends for _, ends in known))
+        if 0 <= self.ends_at <= state.step:
+            self.over_at = state.step
         flight.ahead, flight.updating = None, False
         self.rollbacks += 1
         if told:

@@ -39,7 +39,7 @@ from ecrm.transport.gpu_copies import on_device, on_host
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of trained parameters: their gradients are summed as float32, which has each exactly."""
-_STREAM = ""
+_STREAM, _ENDS = "", "."
 """The name of a stream's state among buffers, of which none has it."""
 _AT = 16
 """Gradients begin at multiples of so many floats, so that their addresses are those of tensors."""
@@ -127,6 +127,8 @@ class ModuleReplica:
         """By slot, uint8 [N]: the state of its data before the present step."""
         self.skipped = 0
         """How many steps were skipped, part of the state."""
+        self.ends_at = -1
+        """The step before which training ends, part of the state; -1 for none."""
         self.tries_undo = False
         """Whether the next step after a commit is undone once, to see whether all comes back."""
         self.used_by_steps: Mapping[str, object] = {}
@@ -242,6 +244,11 @@ class ModuleReplica:
         """Whether the streams of all slots have ended."""
         return bool(self.streams) and not any(map(torch.numel, self.streams.values()))
 
+    def end_at(self, step: int) -> None:
+        """As in `ecrm.engine.dense.DenseReplica`."""
+        if self.ends_at < 0 or step < self.ends_at:
+            self.ends_at = self._saved["rest"]["ends_at"] = step
+
     def begin_slot(self, slot: int) -> None:
         """Before a slot's forward: no gradients, and the buffers with which the step began."""
         self._drop_gradients()
@@ -297,11 +304,14 @@ class ModuleReplica:
         for start, parameter in zip(self._starts, self._trained.values(), strict=True):
             yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
 
-    def slot_state(self, leads: bool, stream: Tensor | None = None) -> Tensor | None:
+    def slot_state(
+        self, leads: bool, stream: Tensor | None = None, ends_at: int = -1
+    ) -> Tensor | None:
         """What a slot sends whole, uint8 [N]: the buffers that its forward changed, if it `leads`.
 
-        Along goes the state of its `stream` after this step, uint8 [N], if it has one. None for
-        nothing. Raises UsageError where the forward has registered another buffer.
+        Along goes the state of its `stream` after this step, uint8 [N], if it has one, and the step
+        before which it wants training to end, if any. None for nothing. Raises UsageError where the
+        forward has registered another buffer.
         """
         live = live_buffers(self.module)
         for name in live.keys() ^ self._buffers.keys():
@@ -315,6 +325,8 @@ class ModuleReplica:
         }
         if stream is not None:
             sent[_STREAM] = stream
+        if ends_at >= 0:
+            sent[_ENDS] = torch.tensor(ends_at)
         return packed(sent) if sent else None
 
     def apply(self, total: Tensor, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
@@ -393,7 +405,9 @@ class ModuleReplica:
         self._at_commit = False
         for slot, state in sorted(states.items()):
             named = unpacked(state)
-            stream = named.pop(_STREAM, None)
+            stream, ends = named.pop(_STREAM, None), named.pop(_ENDS, None)
+            if ends is not None:
+                self.ends_at = int(ends)
             if stream is not None:
                 self.streams[slot] = stream
             self._buffers.update(self._here(named))
@@ -533,6 +547,7 @@ class ModuleReplica:
             kinds += [(f"{of} group", optimizer["groups"]), (f"{of} state", optimizer["state"])]
         kinds += [("scheduler", rest["scheduler"]), ("registered", rest["extra"])]
         kinds += [("stream of slot", rest["streams"]), ("number of skipped steps", rest["skipped"])]
+        kinds += [("step before which training ends", rest["ends_at"])]
         kinds += [("parameter", live["parameters"]), ("buffer", live["buffers"])]
         for kind, state in kinds:
             for name, value in leaves(state):
@@ -559,6 +574,7 @@ class ModuleReplica:
                 "extra": extra,
                 "streams": self.streams,
                 "skipped": self.skipped,
+                "ends_at": self.ends_at,
             },
         }
 
@@ -571,7 +587,7 @@ class ModuleReplica:
         put_buffers(self.module, self._buffers)
         rest = state["rest"]
         self.streams = placed(rest.get("streams", {})) if self.with_streams else {}
-        self.skipped = rest.get("skipped", 0)
+        self.skipped, self.ends_at = rest.get("skipped", 0), rest.get("ends_at", -1)
         self._optimizer_state.put(rest["optimizers"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(placed(rest["scheduler"]))

@@ -111,7 +111,10 @@ class FlatDenseReplica:
         """Everything that a step changes, as the live tensors."""
         return [self._flat, *self._state, self.loss_sum]
 
-    over = False  # the trainer knows how many steps its data has
+    over, ends_at = False, -1  # the trainer knows how many steps its data has
+
+    def end_at(self, step: int) -> None:
+        raise AssertionError("nobody asks the trainer's model to end before its steps")
 
     @property
     def memory_bytes(self) -> int:

@@ -91,7 +91,7 @@ class Ending:
 
     def went_back(self) -> None:
         """After StepAborted: training may go on."""
-        if self._engine.step < self._steps:
+        if self._engine.step < self._steps and not self._engine.over:
             self._training_seconds = None  # rolled back from the end
 
     def finish(self) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ in the last commits, and whichever becomes the reporter writes what is not in th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ecrm.console import say
@@ -52,6 +52,11 @@ def _back_in_words(fields: dict[str, Any]) -> str:
     """Where all are after a recovery, of a death or of an interruption."""
     after = fields["recovery_seconds"] * 1000
     return f"back at commit {fields['committed']} after {after:.0f} ms"
+
+
+def ended_in_words(fields: Mapping[str, Any]) -> str:
+    """Why training ends before its last step."""
+    return f"training ends at step {fields['step']} of {fields['steps_wanted']}: {fields['why']}"
 
 
 def _name_of(fields: dict[str, Any], rolled_back: int) -> Name:
@@ -297,9 +302,7 @@ class Reporter:
         )
 
     def _ended_early(self, fields: dict[str, Any]) -> str:
-        return (
-            f"training ends at step {fields['step']} of {fields['steps_wanted']}: {fields['why']}"
-        )
+        return ended_in_words(fields)
 
     def _not_finite(self, fields: dict[str, Any]) -> str:
         return f"! {fields['why']}; {self._remedy}; training goes on"

@@ -27,6 +27,8 @@ class SlotResult:
     - `trouble`: where something is not finite, in words; empty where all is.
     - `state`: uint8 [N], goes whole to every dense replica; None for nothing.
     - `over`: the slot has no batch in the next step, nor in a later one.
+    - `sits_out`: the slot changes no row in this step.
+    - `stops`: this step is to be the last one.
     """
 
     gradients: Sequence[Tensor]
@@ -35,6 +37,8 @@ class SlotResult:
     trouble: str = ""
     state: Tensor | None = None
     over: bool = False
+    sits_out: bool = False
+    stops: bool = False
 
 
 @dataclass
@@ -157,6 +161,7 @@ class StepLoop(Generic[Batch]):
     - `doubts`: what becomes of a DataError; None for an error like any other.
     - `skips`: whether a step is skipped, on all ranks, in which a slot is in trouble.
     - `rehearsal`: what comes before a step, None for nothing.
+    - `ends_at()`: before which step this rank wants training to end, a later one; -1 for none.
     """
 
     def __init__(
@@ -170,11 +175,12 @@ class StepLoop(Generic[Batch]):
         doubts: Doubts | None = None,
         skips: bool = False,
         rehearsal: Rehearsal[Batch] | None = None,
+        ends_at: Callable[[], int] = lambda: -1,
     ) -> None:
         self._run, self._engine, self._due = run, run.engine, due
         self._batches, self._steps, self._skips = batches, steps, skips
         self._finish, self._heard, self._doubts = finish, heard, doubts
-        self._rehearsal = rehearsal
+        self._rehearsal, self._ends_at = rehearsal, ends_at
         self._kept: dict[tuple[int, int], Batch] = {}
         self._computed: Computed[SlotResult] = Computed()
 
@@ -240,6 +246,7 @@ class StepLoop(Generic[Batch]):
             if self._due.is_due(engine.step):
                 self._due.do()
         self._finish()
+        self._heard()
 
     def _stop(self) -> bool:
         """Stop. Where there is no reason any more, returns whether a failure has come between."""
@@ -262,6 +269,9 @@ class StepLoop(Generic[Batch]):
         troubles = {slot: result.trouble for slot, result in results.items() if result.trouble}
         if troubles and not self._skips:
             troubles = self._run.worth_saying(step, troubles)
+        over = [slot for slot, result in results.items() if result.over]
+        if any(result.stops for result in results.values()):
+            over = list(range(len(engine.view.slots)))
         engine.apply(
             {slot: result.gradients for slot, result in results.items()},
             {
@@ -278,7 +288,9 @@ class StepLoop(Generic[Batch]):
                 slot: result.state for slot, result in results.items() if result.state is not None
             },
             skip_troubled=self._skips,
-            over=[slot for slot, result in results.items() if result.over],
+            over=over,
+            sit_out=[slot for slot, result in results.items() if result.sits_out],
+            ends_at=self._ends_at(),
         )
 
     def _stops_before(self, step: int) -> bool:

@@ -15,13 +15,25 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.requests.stand_in import StandIn
 from ecrm.storage.hosted import HostedShard, ShardSpace
-from ecrm.transport.gpu_copies import on_device
+from ecrm.transport.gpu_copies import on_device, on_host
 from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, matrix_on
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
-ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE, SLOT_STATE, OVER, MARK = range(
-    12
-)
+(
+    ROWS,
+    GRADIENTS,
+    DENSE,
+    STOP,
+    REPAIR,
+    SOON,
+    COMPUTED,
+    NOTE,
+    TROUBLE,
+    SLOT_STATE,
+    OVER,
+    MARK,
+    ENDS,
+) = range(13)
 
 
 RowMemory = Callable[[int, int], Tensor]
@@ -160,22 +172,37 @@ class SlotRequests:
             result[slot].append(values)
         return result
 
-    def gradients(self, gradients: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Part]]:
-        """Message per shard host: (GRADIENTS, slot, shard, space), gradients in requested order."""
+    def gradients(
+        self, gradients: Mapping[int, Sequence[Tensor]], sit_out: Collection[int] = ()
+    ) -> dict[int, list[Part]]:
+        """Message per shard host: (GRADIENTS, slot, shard, space), gradients in requested order.
+
+        Slots that `sit_out` send none.
+        """
         outgoing: dict[int, list[Part]] = {}
         for (slot, space), parts in self._parts.items():
             for shard, place, _ in parts:
-                part = Picked(gradients[slot][space], place)
+                part: Part = Picked(gradients[slot][space], place)
+                if slot in sit_out:
+                    part = torch.empty(0)
                 outgoing.setdefault(self._view.shards[shard], []).extend(
                     ((GRADIENTS, slot, shard, space), part)
                 )
         return outgoing
 
-    def keep(self, gradients: Mapping[int, Sequence[Tensor]], step: int) -> None:
-        """Leave the gradients of a step that shards which are away should get to the stand-in."""
+    def keep(
+        self,
+        gradients: Mapping[int, Sequence[Tensor]],
+        step: int,
+        sit_out: Collection[int] = (),
+    ) -> None:
+        """Leave the gradients of a step that shards which are away should get to the stand-in.
+
+        Slots that `sit_out` have none.
+        """
         if self._stand_in is None:
             return
-        for slot in self._rows:
+        for slot in self._rows.keys() - set(sit_out):
             parts: dict[int, list[tuple[int, Tensor, Tensor]]] = {
                 shard: [] for shard in self._stand_in.away
             }
@@ -332,7 +359,8 @@ class ShardRequests:
     ) -> None:
         """Sum gradients in slot order and run the optimizer of `step` on every shard asked.
 
-        `gradients[slot, shard, space]` are float32, in the order of the rows requested.
+        `gradients[slot, shard, space]` are float32, in the order of the rows requested; empty of a
+        slot that sits out. Rows that such slots alone asked for stay as they are.
         """
         for (shard, space), asked in self._asked.items():
             hosted = self._hosted[shard, space]
@@ -340,16 +368,35 @@ class ShardRequests:
             sums = hosted.gradient_space(asked.rows.numel(), keep_deltas)
             # each row is asked by a slot at least
             seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8, device=device)
+            whole = True
             for slot, place in asked.places:
-                values, picked = matrix_on(device, gradients[slot, shard, space], place.numel())
+                came = gradients[slot, shard, space]
+                if place.numel() and not came.numel():
+                    whole = False
+                    continue
+                values, picked = matrix_on(device, came, place.numel())
                 places = on_device(device, place)
                 scatter_add(sums, places, values, seen=seen, picked=picked, unique=True)
-            hosted.update(asked.rows, sums, keep_deltas, step)
+            if whole:
+                hosted.update(asked.rows, sums, keep_deltas, step)
+            else:
+                _update_some(hosted, asked.rows, sums, seen, keep_deltas, step)
 
     def pass_over(self, keep_deltas: bool) -> None:
         """A step changes no row: log so for every shard asked."""
         for key, asked in self._asked.items():
             self._hosted[key].pass_over(asked.rows, keep_deltas)
+
+
+def _update_some(
+    hosted: HostedShard, rows: Tensor, sums: Tensor, seen: Tensor, keep_deltas: bool, step: int
+) -> None:
+    """Update the rows that were `seen`, uint8 [R], and log that the others stay as they are."""
+    (updated,) = on_host(seen.bool())
+    kept = sums[on_device(sums.device, updated)]  # a copy: the memory is used again
+    space = hosted.gradient_space(len(kept), keep_deltas)
+    hosted.update(rows[updated], space.copy_(kept), keep_deltas, step)
+    hosted.pass_over(rows[~updated], keep_deltas)
 
 
 def asked_of(told: Mapping[int, Sequence[Received]]) -> dict[ShardSpace, Tensor]:
@@ -387,7 +434,7 @@ class StepResults:
     its note}; `states`, {slot: its state}; `requests`, {rank: its requests for the next step};
     `soon`, {(shard, space): local rows that slots want in the step after that, by slot};
     `troubles`, {slot: its trouble}; `stopping`, ranks that ask to stop; `over`, slots without a
-    part in the next step.
+    part in the next step; `ends`, steps before which training is to end.
     """
 
     gradients: dict[tuple[int, int, int], Tensor | Picked]
@@ -399,10 +446,11 @@ class StepResults:
     troubles: dict[int, str]
     stopping: set[int]
     over: set[int]
+    ends: set[int]
 
     @classmethod
     def of(cls, received: Mapping[int, Sequence[Received]]) -> StepResults:
-        found = cls({}, {}, {}, {}, {}, {}, {}, set(), set())
+        found = cls({}, {}, {}, {}, {}, {}, {}, set(), set(), set())
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
                 kind, key = head[0], head[1:]
@@ -420,6 +468,8 @@ class StepResults:
                     found.stopping.add(rank)
                 elif kind == OVER:
                     found.over.add(key[0])
+                elif kind == ENDS:
+                    found.ends.add(key[0])
                 elif kind == TROUBLE:
                     found.troubles[key[0]] = bytes(payload.tolist()).decode()
                 else:

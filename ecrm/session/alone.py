@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from ecrm.config.schema import TrainConfig
 from ecrm.console import say
@@ -20,6 +21,7 @@ from ecrm.placement.assignment import initial_view
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.protection.none import NoProtection
 from ecrm.rank.finite import FiniteWatch
+from ecrm.rank.reporter import ended_in_words
 from ecrm.session.build import REMEDY
 from ecrm.session.loading import check_names
 from ecrm.session.progress import SessionProgress
@@ -64,6 +66,12 @@ def _warn(text: str) -> None:
     print(f"ecrm: warning: {text}", file=sys.stderr, flush=True)
 
 
+def _tell(fields: Mapping[str, Any]) -> None:
+    """Of all events, a lone rank tells that its training has ended early."""
+    if fields["event"] == "ended_early":
+        say(ended_in_words(fields))
+
+
 def _check_alone(environ: Mapping[str, str]) -> None:
     for launcher, variable in PROCESSES.items():
         started = environ.get(variable, "1")
@@ -92,7 +100,7 @@ class LoneRun:
             wanted.make_dense,
             wanted.seed,
             EnginePolicy(),
-            Hooks(troubled=watch.losses, skipped=watch.skipped),
+            Hooks(event=_tell, troubled=watch.losses, skipped=watch.skipped),
             sparse_rate=wanted.sparse_rate,
             slots_on=wanted.device,
         )

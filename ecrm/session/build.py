@@ -42,6 +42,7 @@ from ecrm.session.loading import with_digests
 from ecrm.session.progress import SessionProgress, steps_skipped
 from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, this_rank
 from ecrm.session.run import Started, Wanted, too_late
+from ecrm.session.step_loop import ended_early
 from ecrm.session.trained_module import (
     TrainedModule,
     begins_otherwise,
@@ -145,7 +146,9 @@ def _rank_run(
     progress.begins_at(engine)
     checkpoints = checkpoints_of(run, rank)
     record = Record(run.folder, fields, rank.meters.traffic, rank.meters.profile)
-    ending = Ending(engine, run.config, steps, record, checkpoints, progress, LastWords(engine))
+    ending = Ending(
+        engine, run.config, steps, record, checkpoints, progress, LastWords(engine, steps)
+    )
     progress.restart_clock()
 
     def told(summary: dict[str, Any] | None, unkept: str) -> None:
@@ -354,8 +357,8 @@ class ScriptPart:
 class LastWords:
     """What the end of a session's run says of it."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, steps: int) -> None:
+        self._engine, self._steps = engine, steps
 
     def before_summary(self, keep: bool) -> None:
         """The script has evaluated its model itself."""
@@ -363,7 +366,7 @@ class LastWords:
     def of_summary(self, steps: int, seconds: float) -> dict[str, Any]:
         return {
             "steps_per_second": steps / seconds,
-            "ended_early": None,
+            "ended_early": ended_early(self._engine, self._steps),
             **self.of_stopped(),
         }
 

@@ -16,6 +16,8 @@ from ecrm.session.slot_work import SessionBatch, SessionBatches, SlotWork, repli
 from ecrm.transport.digests import tensor_digest
 from ecrm.transport.message import tensors
 
+_SITS_OUT = "whether the slot sits out"
+
 
 class SlotsElsewhere:
     """Before each step up to `until`, has each slot computed by another holder of the dense part.
@@ -67,8 +69,8 @@ class SlotsElsewhere:
     def check(self, part: SlotStep[SessionBatch], result: SlotResult) -> None:
         """Raise UsageError where a slot has come to something else on another rank."""
         rank, theirs = self._found.pop(part.slot, (0, None))
-        if theirs is None:
-            return
+        if theirs is None or theirs.get(_SITS_OUT) != int(result.sits_out):
+            return  # the second time on this rank tells of it
         for name, digest in self._digests(part, result).items():
             if theirs.get(name) != digest:
                 raise UsageError(
@@ -80,7 +82,7 @@ class SlotsElsewhere:
 
     def _digests(self, part: SlotStep[SessionBatch], result: SlotResult) -> dict[str, int]:
         """Digests of a batch, and of all that a slot has come to, by name."""
-        found = {"the batch": part.batch.digest}
+        found = {"the batch": part.batch.digest, _SITS_OUT: int(result.sits_out)}
         named: dict[str, Tensor | None] = {}
         for space, rows in zip(self._engine.state.spaces, part.batch.rows.rows, strict=True):
             named[f"the set of rows of {space.tables[0].name} or tables like it"] = rows

@@ -228,6 +228,31 @@ class Session:
         finally:
             feed.close()
 
+    def skip(self) -> None:
+        """In the loop's body: leave the batch at hand out; its slot sits the step out.
+
+        Whatever the body has computed of it counts for nothing: no row that it alone asks for
+        changes, nor does it add to a gradient. Gradients are divided by the number of slots as
+        before. Call `backward` or not. What was logged stays.
+        """
+        self._loop_of("skip").skip()
+
+    def stop(self) -> None:
+        """End training on all ranks after the step at hand, and keep the model.
+
+        One call on one rank is enough. In the loop's body the step under way is the last one, in a
+        function for `every` the step before it. In a function for `on_commit` training ends 64
+        steps after the committed one, or after twice `cluster.commit_interval` if that is more:
+        all ranks know of it then. The loop over `steps` then comes to its end. A run that has ended
+        so is complete: `--resume` goes no further.
+        """
+        self._loop_of("stop").stop()
+
+    def _loop_of(self, what: str) -> SessionLoop:
+        if self._loop is None:
+            raise UsageError(f"session.{what} belongs into the body of the loop over session.steps")
+        return self._loop
+
     def every(self, steps: int) -> Callable[[Callable[[], object]], Callable[[], object]]:
         """Decorate a function that every rank is to call after each `steps` steps.
 
@@ -429,7 +454,8 @@ class Session:
             raise UsageError(
                 f"session.{what} is called while step {self._started.run.engine.step} is under way",
                 otherwise="call it after the loop over session.steps has come to its end, or in a "
-                "function for session.every",
+                "function for session.every; to end that loop early, call session.stop() in its "
+                "body in the place of break",
             )
         if self._evaluation is not None:
             raise UsageError(
@@ -449,9 +475,7 @@ class Session:
 
         They count once for each step and slot, however often a failure has the step redone.
         """
-        if self._loop is None:
-            raise UsageError("session.log belongs into the body of the loop over session.steps")
-        self._loop.log(values)
+        self._loop_of("log").log(values)
 
     def _begin(self, steps: int, open_end: bool) -> Started:
         self._replica.check_parameters()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import BATCH, Place
 from ecrm.errors import UsageError
@@ -27,6 +28,9 @@ from ecrm.session.feed import Drawn, Feed
 from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.streams import ENDED
 from ecrm.transport.gpu_copies import coming, on_device
+
+MOST_TOLD = 3
+"""So many slots without a gradient are told, on each rank."""
 
 Doing = Callable[[Place | str], None]
 """Called with what the user's code begins on; "" once it is through."""
@@ -171,6 +175,8 @@ class SlotWork:
         self._logged: dict[str, float] | None = None
         self._leaves: list[Tensor] = []
         self._scaler_calls: int | None = None
+        self._skipped = self._stops = False
+        self._had_gradients, self._told = False, 0
         self._watch = BodyWatch()
         self._seen: Seen = {}
 
@@ -178,10 +184,28 @@ class SlotWork:
     def _replica(self) -> ModuleReplica:
         return replica_of(self._engine)
 
+    @property
+    def running(self) -> bool:
+        """Whether the user's code is at work on a slot."""
+        return self._logged is not None
+
+    def skip(self) -> None:
+        """The slot that is running sits its step out."""
+        self._check_running("skip")
+        self._skipped = True
+
+    def stop(self) -> None:
+        """The step of the slot that is running is to be the last one."""
+        self._stops = True
+
+    def _check_running(self, what: str) -> None:
+        if not self.running:
+            raise UsageError(f"session.{what} belongs into the body of the loop over session.steps")
+
     def log(self, values: Mapping[str, float | Tensor]) -> None:
         """Note values of the slot that is running; a name given again replaces its value."""
-        if self._logged is None:
-            raise UsageError("session.log belongs into the body of the loop over session.steps")
+        self._check_running("log")
+        assert self._logged is not None
         for name, value in values.items():
             number = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
             if number.numel() != 1:
@@ -199,7 +223,7 @@ class SlotWork:
         self._replica.begin_slot(part.slot)
         seed_slot(self._seed, part.step, part.slot)
         self._source.current = FetchedRows(self._leaves, part.batch.rows)
-        self._logged = {}
+        self._logged, self._skipped, self._stops = {}, False, False
         self._watch.begin(self._replica, part.step)
         self._scaler_calls = self._replica.scaler_calls
         self._doing(Place(part.step, part.slot))
@@ -225,6 +249,12 @@ class SlotWork:
     ) -> None:
         """Raise UsageError where the user's code has computed two results for a slot."""
         place = str(Place(part.step, part.slot))
+        if first.sits_out != second.sits_out:
+            say(
+                f"! {place} was computed twice, and sat the step out one time only: let what is in "
+                "a batch alone decide whether it is left out, or a failure changes the model"
+            )
+            return
         if changed := first_change(self._seen, of_module(self._replica.module)):
             raise UsageError(
                 f"{place} was computed twice, and the model keeps what no commit has: {changed}",
@@ -244,6 +274,10 @@ class SlotWork:
         note = json.dumps(self._logged)
         self._source.current = self._logged = None
         self._check(part)
+        if self._skipped:
+            self._replica.begin_slot(part.slot)  # what it has come to counts for nothing
+            for leaf in self._leaves:
+                leaf.grad = None
         slots = self._batches.slots
         share = len(slots) * self._replica.loss_scale
         gradients, contribution = (
@@ -252,13 +286,17 @@ class SlotWork:
         )
         trouble, leads = self._trouble(gradients, contribution), part.slot == slots[0]
         after = self._batches.after(part.step, part.slot) if goes_on else None
+        stream = None if after is None else _bytes(after)
+        ends_at = part.step + 1 if self._stops else -1
         return SlotResult(
             gradients,
             contribution,
             _bytes(note.encode()),
             trouble,
-            self._replica.slot_state(leads, None if after is None else _bytes(after)),
+            self._replica.slot_state(leads, stream, ends_at),
             over=after == ENDED,
+            sits_out=self._skipped,
+            stops=self._stops,
         )
 
     def absent(self, part: SlotStep[SessionBatch]) -> SlotResult:
@@ -269,18 +307,34 @@ class SlotWork:
         return SlotResult(nothing, None, _bytes(b""), over=True)
 
     def _check(self, part: SlotStep[SessionBatch]) -> None:
-        self._watch.check(f"step {part.step}, slot {part.slot}")
+        place = f"step {part.step}, slot {part.slot}"
+        self._watch.check(place)
+        if self._skipped:
+            return
         if all(leaf.grad is None for leaf in (*self._leaves, *self._replica.parameters)):
-            raise UsageError(
-                f"step {part.step}, slot {part.slot}: nothing has a gradient",
-                otherwise="call session.model and loss.backward() in the body of the loop",
-            )
+            if not self._had_gradients:
+                raise UsageError(
+                    f"{place}: nothing has a gradient",
+                    otherwise="call session.model and loss.backward() in the body of the loop; to "
+                    "leave a batch out, call session.skip()",
+                )
+            self._skipped = True
+            self._tell(f"! {place}: nothing has a gradient, so the slot sits the step out")
+            return
+        self._had_gradients = True
         if self._scaler_calls is not None and self._scaler_calls == self._replica.scaler_calls:
             raise UsageError(
                 f"step {part.step}, slot {part.slot}: the loss was not scaled, and gradients are "
                 "divided by the scale of grad_scaler",
                 otherwise="call grad_scaler.scale(loss).backward() in the body of the loop",
             )
+
+    def _tell(self, line: str) -> None:
+        """Say what may not be meant, a few times."""
+        self._told += 1
+        if self._told <= MOST_TOLD:
+            last = "; no further ones are told" if self._told == MOST_TOLD else ""
+            say(f"{line} (session.skip() says so without a word){last}")
 
     def _trouble(self, gradients: Sequence[Tensor], contribution: Tensor) -> str:
         """Where a gradient, divided, is not finite, in words; empty where all are."""

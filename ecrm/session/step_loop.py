@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ecrm.console import say
@@ -21,11 +22,19 @@ from ecrm.session.determinism_check import kept
 from ecrm.session.rehearsal import SlotsElsewhere
 from ecrm.session.run import Started, too_late
 from ecrm.session.slot_work import SessionBatches, SlotWork
+from ecrm.transport.message import tensors
 
 Result = TypeVar("Result")
 
 Logged = Mapping[int, Mapping[str, float]]
 """What slots have logged in a step: {slot: {name: value}}, slots ascending."""
+
+
+ENDS_LATER = 64
+"""So many steps after a committed one training ends where a listener of commits asks for that.
+
+All ranks know of the commit by then, whatever has failed meanwhile, and whatever the interval.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,11 @@ class WorkBetweenSteps:
         self._doing: Callable[[Place | str], None] = started.doing
         self._done_at = [-1] * len(every)
         self.allowed, self._recoveries = False, 0
+        self._stops = False
+
+    def stop(self) -> None:
+        """The function that is under way wants training to end."""
+        self._stops = True
 
     def is_due(self, step: int) -> bool:
         """Whether some of it is to be done after `step` steps, and has not been."""
@@ -71,7 +85,7 @@ class WorkBetweenSteps:
         ]
 
     def do(self) -> bool:
-        """Collective: do it. Raises StepAborted after a failure."""
+        """Collective: do it. Returns whether training ends. Raises StepAborted after a failure."""
         dense = self._engine.state.dense
         if isinstance(dense, ModuleReplica):
             dense.note()
@@ -84,11 +98,12 @@ class WorkBetweenSteps:
                 for part, training in modes:
                     part.training = training
             self._run.restart_clock()
-        return False
+        return self._engine.over
 
     def _call(self, work: Callable[[], object]) -> None:
         """Call it; raises StepAborted after a failure, whatever the user's code makes of it."""
         self.allowed, self._recoveries = True, self._engine.recovery.through
+        self._stops = False
         self.goes_on()
         try:
             work()
@@ -108,10 +123,15 @@ class WorkBetweenSteps:
         engine, step, seals = self._engine, self._engine.step, self._engine.state.seals
         try:
             meet(engine, "the end of a function for session.every")
+            with engine.recovery.recovering():
+                said = engine.state.transport.share([torch.tensor([self._stops])])
+            self._stops = any(bool(tensors(of)[0]) for of in said.values())
             engine.seal()
         finally:
             if engine.state.seals > seals and engine.step == step:
                 self._done_at[number] = step
+                if self._stops:
+                    engine.end_here()
 
     @property
     def given_up(self) -> bool:
@@ -143,12 +163,38 @@ def check_unchanged(engine: Engine, where: str) -> None:
         )
 
 
+def ended_early(engine: Engine, steps: int) -> dict[str, Any] | None:
+    """Why training has ended before `steps`, where the script has asked for it; None otherwise.
+
+    Known to ranks that hold the dense part.
+    """
+    dense = engine.state.dense
+    if dense is None or not 0 <= dense.ends_at <= engine.step < steps:
+        return None
+    why = "session.stop() was called"
+    return {"step": engine.step, "steps_wanted": steps, "best_step": None, "why": why}
+
+
 class LogDelivery:
     """Tells what slots have logged, once for each committed step, and in order."""
 
     def __init__(self, started: Started, tell: Callable[[int, Logged], None]) -> None:
         self._engine, self._logged, self._tell = started.run.engine, started.logged, tell
         self._told = self._engine.committed
+        self._telling = -1
+        self.ends_at = -1
+        """The step before which a listener wants training to end; -1 for none."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a listener is being told."""
+        return self._telling >= 0
+
+    def stop(self) -> None:
+        """The listener that is being told wants training to end."""
+        later = max(ENDS_LATER, 2 * self._engine.state.policy.commit_interval)
+        if self.ends_at < 0:
+            self.ends_at = self._telling + 1 + later
 
     def deliver(self) -> None:
         """Tell of the steps that are committed now, and let the engine forget their notes."""
@@ -158,7 +204,9 @@ class LogDelivery:
             if notes:
                 logged = {slot: _read(note) for slot, note in notes.items()}
                 self._logged(step, logged)
+                self._telling = step
                 self._tell(step, logged)
+                self._telling = -1
         if self._told < engine.committed:
             self._told = engine.committed
             engine.state.log.forget(self._told)
@@ -187,15 +235,17 @@ class SessionLoop:
         self._check_from = self._engine.step
         self._check_until = self._check_from + started.check_steps
         self._elsewhere = SlotsElsewhere(self._engine, batches, work, self._check_until)
+        self._delivery = LogDelivery(started, tell)
         self._loop = StepLoop(
             started.run,
             batches,
             steps,
             self._between,
             self._keep,
-            LogDelivery(started, tell).deliver,
+            self._delivery.deliver,
             skips=work.skips,
             rehearsal=self._elsewhere,
+            ends_at=lambda: self._delivery.ends_at,
         )
         self._over, self._batches = False, batches
 
@@ -207,6 +257,24 @@ class SessionLoop:
     def log(self, values: Mapping[str, float | Tensor]) -> None:
         """Note values of the slot that is running; a name given again replaces its value."""
         self._work.log(values)
+
+    def skip(self) -> None:
+        """The slot that is running sits its step out."""
+        self._work.skip()
+
+    def stop(self) -> None:
+        """End training after the step at hand. Raises UsageError where none is."""
+        if self._work.running:
+            self._work.stop()
+        elif self._between.allowed:
+            self._between.stop()
+        elif self._delivery.under_way:
+            self._delivery.stop()
+        else:
+            raise UsageError(
+                "session.stop belongs into the body of the loop over session.steps, into a "
+                "function for session.every, or into one for session.on_commit"
+            )
 
     def __iter__(self) -> Iterator[Any]:
         """The batch of every (step, slot) that this rank runs; steps that are redone once more."""
@@ -241,6 +309,8 @@ class SessionLoop:
                 self._elsewhere.check(part, part.result)
         if checking:
             self._tell_checked()
+        if ended := ended_early(self._engine, self._steps):
+            self._engine.state.hooks.event({"event": "ended_early", **ended})
         self._over = True
 
     @property

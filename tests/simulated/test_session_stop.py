@@ -1,0 +1,222 @@
+"""A script ends training early, or leaves a batch out: the same model, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from ecrm.protection.base import Protection
+from ecrm.protection.erasure import ErasureProtection
+from ecrm.protection.replicate import ReplicateProtection
+from ecrm.session import step_loop
+from ecrm.session.run import Wanted
+from ecrm.session.session import Session
+from ecrm.transport.simulated import PhaseFault
+from support.sessions import Layout, Left, run
+
+ROWS, STEPS = 40, 20
+
+
+def erasure(servers: int) -> Protection:
+    return ErasureProtection(servers, 2, 1)
+
+
+def layout(interval: int = 1, protection: Callable[[int], Protection] = erasure) -> Layout:
+    return Layout(servers=3, trainers=2, spares=2, commit_interval=interval, protection=protection)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        config = EmbeddingBagConfig(
+            name="t", num_embeddings=ROWS, embedding_dim=4, feature_names=["f"]
+        )
+        self.bags = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+        self.layers = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+
+    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
+        return self.layers(self.bags(ids).values()).squeeze(1)
+
+
+def batch_of(step: int, slot: int) -> dict[str, Any]:
+    random = torch.Generator().manual_seed(31 * step + slot)
+    ids = torch.randint(0, ROWS, (5,), generator=random)
+    kjt = KeyedJaggedTensor(["f"], ids, lengths=torch.ones(5, dtype=torch.int64))
+    return {"ids": kjt, "label": torch.rand(5), "place": (step, slot)}
+
+
+def trained(
+    body: Callable[[Session, dict[str, Any]], object] = lambda session, batch: None,
+    prepare: Callable[[Session], object] = lambda session: None,
+    steps: int = STEPS,
+    optimizer: type = torch.optim.Adam,
+) -> Callable[[Callable[[Wanted], Any]], Session]:
+    def train(start: Callable[[Wanted], Any]) -> Session:
+        torch.manual_seed(0)
+        model = Model()
+        apply_optimizer_in_backward(optimizer, model.bags.parameters(), {"lr": 0.1})
+        session = Session(
+            model,
+            slots=2,
+            dense_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+            start=start,
+        )
+        session.delivered = []
+        session.on_commit(lambda step, logged: session.delivered.append((step, logged)))
+        prepare(session)
+        for batch in session.steps(batch_of, steps):
+            loss = F.mse_loss(session.model(batch["ids"]), batch["label"])
+            loss.backward()
+            session.log(loss=loss)
+            body(session, batch)
+        return session
+
+    return train
+
+
+def same(one: Left, other: Left) -> bool:
+    return (one.tables, one.dense, one.logged) == (other.tables, other.dense, other.logged)
+
+
+def stops_in_the_body(session: Session, batch: dict[str, Any]) -> None:
+    if batch["place"] == (3, 1):
+        session.stop()
+
+
+def stops_on_the_main_rank(session: Session) -> None:
+    @session.every(2)
+    def look() -> None:
+        if session.is_main and session.engine.step == 4:
+            session.stop()
+
+
+def stops_at_a_commit(session: Session) -> None:
+    def heard(step: int, logged: Any) -> None:
+        if step == 2:
+            session.stop()
+
+    session.on_commit(heard)
+
+
+LATE = "after it has asked at a commit"
+WAYS = {
+    "body": (lambda: trained(stops_in_the_body), 4),
+    "every": (lambda: trained(prepare=stops_on_the_main_rank), 4),
+    "commit": (lambda: trained(prepare=stops_at_a_commit), 9),
+}
+DEATHS = {
+    "none": (),
+    "trainer as it asks": (PhaseFault(3, 3, "forward"),),
+    "trainer in the last commit": (PhaseFault(4, 3, "commit"),),
+    "main in the last commit": (PhaseFault(3, 3, "commit"),),
+    "server": (PhaseFault(0, 3, "update"),),
+    "two in turn": (PhaseFault(3, 2, "parity"), PhaseFault(1, 3, "dense")),
+    LATE: (PhaseFault(3, 5, "update"), PhaseFault(1, 8, "commit")),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def soon():
+    """Six steps after a commit instead of 64."""
+    before, step_loop.ENDS_LATER = step_loop.ENDS_LATER, 6
+    yield
+    step_loop.ENDS_LATER = before
+
+
+@pytest.fixture(scope="module")
+def ends(soon) -> dict[int, Left]:
+    """Runs of so many steps, undisturbed."""
+    return {steps: run(layout=layout(), train=trained(steps=steps)) for steps in (4, 9)}
+
+
+@pytest.mark.parametrize("deaths", DEATHS)
+@pytest.mark.parametrize("way", WAYS)
+def test_training_ends_where_the_script_asks_whoever_dies(ends, way, deaths):
+    train, steps = WAYS[way]
+    for interval in (1, 3):
+        found = run(DEATHS[deaths], layout(interval), train())
+        assert same(found, ends[steps]), (interval, found)
+        if interval == 1 and (way == "commit" or deaths != LATE):
+            assert found.deaths == len(DEATHS[deaths])
+
+
+def test_a_stop_where_nothing_is_under_way_is_refused():
+    def after(start: Callable[[Wanted], Any]) -> Session:
+        session = trained(steps=3)(start)
+        with pytest.raises(Exception, match="session.stop belongs into the body"):
+            session.stop()
+        return session
+
+    run(layout=layout(), train=after)
+
+
+def skips(session: Session, batch: dict[str, Any]) -> None:
+    step, slot = batch["place"]
+    if (step + slot) % 3 == 1 or step == 5:  # of step 5 both
+        session.skip()
+
+
+def weighs_nothing(session: Session, batch: dict[str, Any]) -> None:
+    """The same by a loss of 0, for an optimizer that leaves rows alone then."""
+    step, slot = batch["place"]
+    if (step + slot) % 3 == 1 or step == 5:
+        for parameter in session.model.parameters():
+            parameter.grad = None if parameter.grad is None else parameter.grad.zero_()
+
+
+SKIPPED = (
+    (),
+    (PhaseFault(3, 2, "forward"),),
+    (PhaseFault(0, 1, "update"), PhaseFault(4, 5, "commit")),
+    (PhaseFault(2, 4, "parity"), PhaseFault(3, 5, "dense")),
+)
+
+
+@pytest.mark.parametrize("protection", [erasure, lambda servers: ReplicateProtection(servers, 3)])
+def test_slots_that_sit_out_come_to_the_same_bits_whoever_dies(protection):
+    calm = run(layout=layout(), train=trained(skips, steps=8))
+    for faults in SKIPPED:
+        for interval in (1, 3):
+            found = run(faults, layout(interval, protection), trained(skips, steps=8))
+            assert same(found, calm), (faults, interval)
+            assert not found.mismatches
+
+
+def test_rows_that_a_slot_asks_for_and_sits_out_stay_as_they_are():
+    """Adam moves a row by its moments even where its gradient is 0."""
+
+    def without(steps: int) -> Left:
+        return run(layout=layout(), train=trained(steps=steps))
+
+    def last_step_left_out(session: Session, batch: dict[str, Any]) -> None:
+        if batch["place"][0] == 3:
+            session.skip()
+
+    left_out = run(layout=layout(), train=trained(last_step_left_out, steps=4))
+    assert left_out.tables == without(3).tables != without(4).tables
+
+
+def test_a_body_that_skips_needs_no_gradient():
+    def train(start: Callable[[Wanted], Any]) -> Session:
+        torch.manual_seed(0)
+        model = Model()
+        apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
+        session = Session(
+            model, slots=2, dense_optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1), start=start
+        )
+        session.delivered = []
+        for batch in session.steps(batch_of, 3):
+            if batch["place"][1] == 1:
+                session.skip()
+                continue
+            F.mse_loss(session.model(batch["ids"]), batch["label"]).backward()
+        return session
+
+    assert run(layout=layout(), train=train).mismatches == 0
