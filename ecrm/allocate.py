@@ -17,6 +17,12 @@ CPU = torch.device("cpu")
 Allocate = Callable[..., Tensor]
 """(*shape, dtype=np.float32) -> memory for a tensor of that shape."""
 
+UNTOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Flags of a mapping of which the system counts the pages that are used, and no others.
+
+Python 3.11 does not name the last one of <asm-generic/mman.h>.
+"""
+
 FREED_SECONDS = 10.0
 """How long memory of a GPU is asked for. A killed rank's is freed some time after its death."""
 
@@ -55,7 +61,7 @@ def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
     Forks do not have it: pages that both had would be copied as soon as they are written.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, max(size, 1), flags=UNTOUCHED)
     memory.madvise(mmap.MADV_DONTDUMP)
     memory.madvise(mmap.MADV_DONTFORK)
     return torch.from_numpy(np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape))

@@ -100,11 +100,6 @@ class ModuleReplica:
         for parameter in self._trained.values():
             self._starts.append(self._flags_at)
             self._flags_at += -(-parameter.numel() // _AT) * _AT
-        if self._trained and make_optimizer is None:
-            raise UsageError(
-                f"the model trains {len(self._trained)} parameters and has no dense optimizer: "
-                "give one, such as lambda parameters: torch.optim.Adam(parameters)"
-            )
         self.optimizer = (
             make_optimizer(self.parameters) if make_optimizer and self._trained else None
         )
@@ -186,6 +181,14 @@ class ModuleReplica:
                     f"parameter {name} came, went or was replaced after the session was made, "
                     "which trains those of before: change the model before Session(model, ...)"
                 )
+
+    def check_optimizer(self) -> None:
+        """Raise UsageError where there are parameters to train, and no optimizer."""
+        if self._trained and self.optimizer is None:
+            raise UsageError(
+                f"the model trains {len(self._trained)} parameters and has no dense optimizer: "
+                "give one, such as lambda parameters: torch.optim.Adam(parameters)"
+            )
 
     def check_frozen(self, where: str) -> None:
         """Raise UsageError where another parameter, or a table, is frozen than at the start.

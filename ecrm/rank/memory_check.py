@@ -9,6 +9,7 @@ from math import prod
 
 import torch
 
+from ecrm.allocate import UNTOUCHED
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 from ecrm.placement.stripes import StripeShape
@@ -120,8 +121,9 @@ def reserve(spaces: Sequence[RowSpace], shape: StripeShape, shards: int, host: s
             size = -(-space.rows // (shape.k * shape.shards)) * shape.k * 4 * space.dim
             for _ in range(shards):
                 try:
-                    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                except OSError as error:
+                    memory = mmap.mmap(-1, size, flags=UNTOUCHED)
+                except (OSError, OverflowError) as failed:
+                    error = failed if isinstance(failed, OSError) else OSError(0, "too large")
                     raise UsageError(
                         f"the system refuses {size / MB:,.0f} MB of memory on {host} for a shard "
                         f"of {space.tables[0].name} and tables like it: "

@@ -19,8 +19,11 @@ from ecrm.errors import UsageError
 from ecrm.model.determinism import prepare_torch
 from ecrm.placement.assignment import initial_view
 from ecrm.placement.sparse_optimizer import SparseOptimizer
+from ecrm.placement.tables import row_spaces
+from ecrm.process.linux import memory_bytes
 from ecrm.protection.none import NoProtection
 from ecrm.rank.finite import FiniteWatch
+from ecrm.rank.memory_check import judged, reserve, shard_bytes
 from ecrm.rank.reporter import ended_in_words
 from ecrm.session.build import REMEDY
 from ecrm.session.loading import check_names
@@ -55,6 +58,7 @@ def run_alone(wanted: Wanted) -> Started:
             f"{CHECK} is an option of ecrm launch, and is not heeded here: type "
             "Session(check_determinism=3) in the script"
         )
+    _check_memory(wanted)
     check_names(wanted.tables)
     defaults = TrainConfig()
     prepare_torch(defaults.threads)
@@ -64,6 +68,15 @@ def run_alone(wanted: Wanted) -> Started:
 
 def _warn(text: str) -> None:
     print(f"ecrm: warning: {text}", file=sys.stderr, flush=True)
+
+
+def _check_memory(wanted: Wanted) -> None:
+    """Warn where tables may come to need more than there is; UsageError where that is refused."""
+    spaces, shape, host = row_spaces(wanted.tables), NoProtection(shards=1).shape, "this machine"
+    needed = {host: shard_bytes(spaces, shape, padded=False)}
+    if lacking := judged(needed, {host: memory_bytes()[1]}, prefault=False):
+        _warn(lacking.replace("with --hosts", "with ecrm launch --hosts"))
+    reserve(spaces, shape, 1, host)
 
 
 def _tell(fields: Mapping[str, Any]) -> None:

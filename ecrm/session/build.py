@@ -74,7 +74,10 @@ def start_run(wanted: Wanted) -> Started:
     rank = this_rank()
     transport = rank.transport
     if rank.met:
-        raise UsageError("session.steps was called before: a script trains one session, once")
+        raise UsageError(
+            "another session has begun before: a script trains, or evaluates, one session",
+            otherwise="train the next model in a run of its own, by another ecrm launch",
+        )
     _check_no_group()
     rank.met = True
     collective_check(transport, lambda: None)

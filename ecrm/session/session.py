@@ -56,7 +56,8 @@ class Session:
       ranks. Losses should be means over a batch: gradients are divided by the number of slots
       that have a batch, which is `slots` until data ends.
     - `seed`: of initial rows, of dropout, and of everything random in the loop's body.
-    - `dense_optimizer(parameters)`: the optimizer of all parameters that are not tables.
+    - `dense_optimizer(parameters)`: the optimizer of all parameters that are not tables. A session
+      that only evaluates needs none, nor optimizers of tables.
     - `scheduler(optimizer)`: a schedule of its learning rate, stepped once a step.
     - `before_step(parameters)`: called when their `grad` are those of the whole step, such as
       `lambda ps: clip_grad_norm_(ps, 1.0)`.
@@ -112,6 +113,8 @@ class Session:
         self.device = session_device(device)
         """Where the module is: move to it what the loop's body gives to the module."""
         self._tables = swap(model, seed)
+        if dense_optimizer is not None:
+            self._tables.check_optimizers()
         self._described = self._tables.with_values()
         self._slots, self._seed, self._check_steps = slots, seed, check_determinism
         self._sparse, self._sparse_rate = sparse, sparse_rate
@@ -134,6 +137,7 @@ class Session:
         self._loop: SessionLoop | None = None
         self._listeners: list[Callable[[int, Logged], None]] = []
         self._every: list[Every] = []
+        self._evaluates_alone = False
         self._evaluation: Evaluation | None = None
         self.gathered: dict[str, Tensor] = {}
         """What the last loop over `eval_batches` has gathered, the same on every rank."""
@@ -205,8 +209,31 @@ class Session:
         batch: their loop ends when training does.
         """
         if self._loop is not None:
-            raise UsageError("session.steps was called before: one session trains once")
+            raise self._has_begun()
+        self._tables.check_optimizers()
+        self._replica.check_optimizer()
         steps = steps_of(batches, self._slots, steps)
+        if steps < 1:
+            raise UsageError(
+                f"session.steps(batches, {steps}): at least 1 is needed",
+                otherwise="to evaluate a model alone, loop over session.eval_batches",
+            )
+        yield from self._steps(batches, steps)
+
+    def _has_begun(self) -> UsageError:
+        """Why a session cannot begin to train."""
+        if self._evaluates_alone:
+            return UsageError(
+                "session.eval_batches came before session.steps: this session evaluates alone",
+                otherwise="evaluate in a function for session.every, or after the loop over "
+                "session.steps",
+            )
+        return UsageError(
+            "session.steps was called before: one session trains once",
+            otherwise="train the next model in a run of its own, by another ecrm launch",
+        )
+
+    def _steps(self, batches: Batches, steps: int) -> Iterator[Any]:
         feed = feed_of(batches, self._slots, steps, self._seed)
         self._replica.with_streams = feed.streams
         try:
@@ -286,10 +313,16 @@ class Session:
         """Evaluate: gives the batches that this rank evaluates, for `gather` in the loop's body.
 
         `batches` are an `ecrm.Indexed`, each sample of it once, or a list of batches. Every rank
-        must loop over them: in a function for `every`, or after `steps`. Gradients are off. Where a
+        must loop over them: in a function for `every`, or after `steps`. Without a loop over
+        `steps` the session evaluates the model as it is, such as one of `load`, and trains nothing:
+        no optimizers are needed then. Gradients are off. Where a
         rank dies meanwhile, all begin again with the first batch, or with the function. After the
         loop `gathered` has the result.
         """
+        if self._loop is None:
+            self._evaluates_alone = True
+            for _ in self._steps(_no_batch, 0):
+                raise AssertionError("no step is trained")
         loop, started = self._running("eval_batches")
         check_unchanged(self.engine, "session.eval_batches")
         evaluation = Evaluation(
@@ -503,3 +536,7 @@ class Session:
     def _tell(self, step: int, logged: Logged) -> None:
         for listener in self._listeners:
             listener(step, logged)
+
+
+def _no_batch(step: int, slot: int) -> None:
+    """Batches of a session that trains nothing."""

@@ -278,7 +278,7 @@ class SessionLoop:
 
     def __iter__(self) -> Iterator[Any]:
         """The batch of every (step, slot) that this rank runs; steps that are redone once more."""
-        checking = self._check_until > self._engine.step
+        checking = min(self._check_until, self._steps) > self._engine.step
         if checking and self._is_reporter:
             count = min(self._check_until, self._steps) - self._check_from
             which = f"{count} steps" if count > 1 else "step"

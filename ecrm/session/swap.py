@@ -19,12 +19,13 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedColli
 
 from ecrm.errors import UsageError
 from ecrm.placement.initial_values import Values
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import RowSpace, Table
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
 from ecrm.session.first_values import first_values, initial_of
 from ecrm.session.row_source import RowSource
-from ecrm.session.table_optimizers import optimizer_of
+from ecrm.session.table_optimizers import optimizer_of, without_optimizer
 from ecrm.session.table_stand_in import stand_in
 
 Collection = EmbeddingBagCollection | EmbeddingCollection
@@ -49,7 +50,8 @@ class Tables:
     `values` are what some tables begin with, float32 [rows, dim] by name. The others begin as
     `Table.initial` says. Where a script filled a table with random numbers, every rank may have
     others. `aliases` are {further name: name}: a table has several names in the state_dict if its
-    collection is in the model twice.
+    collection is in the model twice. `untrained` are tables without an optimizer,
+    whose rows no step changes, and where in the model their collections are.
     """
 
     tables: tuple[Table, ...]
@@ -57,6 +59,12 @@ class Tables:
     aliases: Mapping[str, str]
     collections: tuple[Collection, ...]
     source: RowSource
+    untrained: Mapping[str, str]
+
+    def check_optimizers(self) -> None:
+        """Raise UsageError where a table has no optimizer."""
+        for table, path in self.untrained.items():
+            raise without_optimizer(table, path)
 
     def with_values(self) -> list[Table]:
         """The tables, those that have values beginning with them."""
@@ -114,6 +122,9 @@ def swap(module: nn.Module, seed: int = 0) -> Tables:
     kept = [table for table in found if first[id(table.weight)] is table]
     _check_tied(module, first, {id(table.holder) for table in found})
     tables = tuple(_described(table) for table in kept)
+    untrained = {
+        table.name: table.path for table in kept if optimizer_of(table.name, table.weight) is None
+    }
     values = first_values({table.name: (table.config, table.weight) for table in kept}, seed)
     aliases = {
         table.name: first[id(table.weight)].name
@@ -131,7 +142,7 @@ def swap(module: nn.Module, seed: int = 0) -> Tables:
     holders = {id(table.holder): (table.holder, id(table.weight)) for table in found}
     for holder, number in holders.values():
         holder.weight = replaced[number]
-    return Tables(tables, values, aliases, tuple(ours.values()), source)
+    return Tables(tables, values, aliases, tuple(ours.values()), source, untrained)
 
 
 def _collections_in(module: nn.Module) -> list[tuple[str, Any]]:
@@ -236,6 +247,6 @@ def _described(found: _Found) -> Table:
         found.name,
         operator.index(config.num_embeddings),  # also a number of numpy or torch
         operator.index(config.embedding_dim),
-        optimizer_of(found.name, found.path, found.weight),
+        optimizer_of(found.name, found.weight) or SparseOptimizer("sgd", 0.0),
         initial_of(config),
     )

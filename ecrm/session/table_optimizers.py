@@ -35,26 +35,30 @@ _MEANT = {
 _HOW_IT_RUNS = {"foreach", "fused", "capturable", "differentiable"}  # and not what it computes
 
 
-def optimizer_of(table: str, path: str, weight: nn.Parameter) -> SparseOptimizer:
-    """The optimizer of the rows of a table.
+def without_optimizer(table: str, path: str) -> UsageError:
+    """That a table cannot be trained; `path` is where its collection is in the model."""
+    parameters = ".".join(part for part in ("model", path, "parameters()") if part)
+    return UsageError(
+        f"table {table} has no optimizer",
+        otherwise="before the session is made, type apply_optimizer_in_backward("
+        f'torchrec.optim.RowWiseAdagrad, {parameters}, {{"lr": 0.02}})',
+    )
 
-    `path` is where the table's collection is in the model, for messages. A weight that requires no
-    gradient is frozen: its optimizer changes nothing. What a keyword is if it is not given is what
-    torch and torchrec say.
 
-    Raises UsageError without an optimizer, with several, and for one, or for a keyword of one, that
-    rows cannot be updated by.
+def optimizer_of(table: str, weight: nn.Parameter) -> SparseOptimizer | None:
+    """The optimizer of the rows of a table; None where it has none, and cannot be trained.
+
+    A weight that requires no gradient is frozen: its optimizer changes nothing. What a keyword is
+    if it is not given is what torch and torchrec say.
+
+    Raises UsageError with several, and for one, or for a keyword of one, that rows cannot be
+    updated by.
     """
     if not weight.requires_grad:
         return SparseOptimizer("sgd", 0.0)
     classes = getattr(weight, "_optimizer_classes", [])
     if not classes:
-        parameters = ".".join(part for part in ("model", path, "parameters()") if part)
-        raise UsageError(
-            f"table {table} has no optimizer",
-            otherwise="before the session is made, type apply_optimizer_in_backward("
-            f'torchrec.optim.RowWiseAdagrad, {parameters}, {{"lr": 0.02}})',
-        )
+        return None
     if len(classes) > 1:
         raise UsageError(
             f"table {table} has {len(classes)} optimizers "

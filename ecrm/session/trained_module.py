@@ -68,8 +68,6 @@ class TrainedModule:
     on: str = ""
 
     def steps(self, data_began: int = 0) -> int:
-        if self.wanted.steps < 1:
-            raise UsageError(f"session.steps(batches, {self.wanted.steps}): at least 1 is needed")
         return self.wanted.steps
 
     def identity(

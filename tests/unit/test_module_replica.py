@@ -453,7 +453,7 @@ def test_the_state_of_another_model_is_refused_by_the_tensor_that_differs(change
 
 def test_what_cannot_be_trained_is_refused_at_once():
     with pytest.raises(UsageError, match="no dense optimizer"):
-        ModuleReplica(build(), None)
+        ModuleReplica(build(), None).check_optimizer()
     with pytest.raises(UsageError, match=r"now_and_then is torch.float64"):
         make(module=build().double())
     with pytest.raises(UsageError, match="has no shape yet"):

@@ -78,6 +78,8 @@ def run(tmp_path, monkeypatch):
 WORKS = {
     "a second session that is not trained": "other = made()" + LOOP,
     "a print": LOOP + "print('done', session.engine.step)",
+    "a batch left out": LOOP.replace("loss(", "session.skip(); loss("),
+    "a stop in the last step": LOOP + "assert session.engine.step == 3",
     "a model that is copied and not called": LOOP + "import copy; copy.deepcopy(session.model)",
 }
 
@@ -86,6 +88,25 @@ WORKS = {
 def test_what_a_script_may_do_does_not_disturb_its_training(run, what, capsys):
     assert run(WORKS[what]) == 0
     assert "finished 3 steps" in capsys.readouterr().out
+
+
+def test_a_script_may_evaluate_a_model_and_train_nothing(run, capsys):
+    evaluates = """
+for batch in session.eval_batches([ids(0, 0), ids(1, 0)]):
+    session.gather(out=session.model(batch).values())
+assert len(session.gathered["out"])
+session.save("model.pt")
+"""
+    assert run(evaluates) == 0
+    said = capsys.readouterr().out
+    assert "finished 0 steps" in said and "computed twice" not in said
+
+
+def test_an_early_end_is_told(run, capsys):
+    assert run(LOOP.replace("loss(", "session.stop(); loss(")) == 0
+    said = capsys.readouterr().out
+    assert "training ends at step 1 of 3: session.stop() was called" in said
+    assert "finished 1 step " in said
 
 
 LEFT = """
@@ -110,9 +131,18 @@ MISTAKES = {
         "session.save is called while step 1 is under way: call it after the loop",
     ),
     "steps twice": (LOOP + LOOP, "session.steps was called before: one session trains once"),
+    "training after an evaluation alone": (
+        "for batch in session.eval_batches([ids(0, 0)]): session.model(batch)\n" + LOOP,
+        "session.eval_batches came before session.steps: this session evaluates alone: evaluate in",
+    ),
+    "no steps": (
+        "for batch in session.steps(ids, 0): pass",
+        "session.steps(batches, 0): at least 1 is needed: to evaluate a model alone, loop over",
+    ),
+    "a skip behind the loop": (LOOP + "session.skip()", "session.skip belongs into the body"),
     "two sessions that train": (
         LOOP + "session = made()" + LOOP,
-        "session.steps was called before: a script trains one session, once",
+        "another session has begun before: a script trains, or evaluates, one session",
     ),
     "no session": ("", "has ended without training: no session.steps() ran"),
     "no loop": ("session.steps(ids, 3)", "has ended without training: no session.steps() ran"),

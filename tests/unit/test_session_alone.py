@@ -324,6 +324,26 @@ def test_a_process_may_train_one_session_after_another_and_to_the_same():
             next(session.steps(ids, 3))
 
 
+def test_a_session_without_optimizers_evaluates_a_saved_model(tmp_path):
+    trained = begun(small())
+    for kjt in trained.steps(ids, 3):
+        score(trained.model, kjt).square().mean().backward()
+    trained.save(tmp_path / "model.pt")
+    plain = small().to_empty(device="cpu")
+    plain.load_state_dict(torch.load(tmp_path / "model.pt"))
+    model = small()
+    for table in model["bags"].embedding_bags.values():
+        del table.weight._optimizer_classes
+    session = ecrm.Session(model, slots=1)
+    session.load(tmp_path / "model.pt")
+    for kjt in session.eval_batches([ids(7, 0), ids(8, 0)]):
+        session.gather(score=score(session.model, kjt))
+    wanted = torch.cat([score(plain, ids(step, 0)) for step in (7, 8)])
+    assert torch.equal(session.gathered["score"], wanted.detach())
+    with pytest.raises(UsageError, match="this session evaluates alone"):
+        next(session.steps(ids, 3))
+
+
 def test_an_error_in_the_body_is_the_users_own():
     session = begun(small())
     with pytest.raises(ZeroDivisionError):

@@ -147,7 +147,7 @@ def test_the_end_of_a_run_says_how_many_steps_were_skipped_also_before_a_resume(
     replica.load(before.export())
     replica.skip()
     recovery, state = SimpleNamespace(faults={}), SimpleNamespace(dense=replica)
-    words = LastWords(SimpleNamespace(step=7, recovery=recovery, state=state))
+    words = LastWords(SimpleNamespace(step=7, recovery=recovery, state=state), 10)
     assert words.of_stopped() == {"steps_skipped": 2, "slot_faults": []}
     assert words.of_summary(14, 7.0)["steps_skipped"] == 2
 

@@ -217,7 +217,7 @@ def test_a_table_without_an_optimizer(path):
     name = f"{path}.embedding_bags.a" if path else "embedding_bags.a"
     parameters = f"model.{path}.parameters()" if path else "model.parameters()"
     with pytest.raises(UsageError) as error:
-        swap(module)
+        swap(module).check_optimizers()
     assert str(error.value) == (
         f"table {name} has no optimizer: before the session is made, type "
         f'apply_optimizer_in_backward(torchrec.optim.RowWiseAdagrad, {parameters}, {{"lr": 0.02}})'
