@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ecrm.allocate import CPU
@@ -103,11 +103,11 @@ class ModuleReplica:
         self.optimizer = (
             make_optimizer(self.parameters) if make_optimizer and self._trained else None
         )
-        if self.optimizer is not None:
-            _check_steps_alone(self.optimizer)
         self._optimizer_state = OptimizerState(
             self.optimizer, {id(p): name for name, p in module.named_parameters()}
         )
+        for optimizer in self._optimizer_state.optimizers:
+            _check_steps_alone(optimizer)
         self.scheduler = (
             make_scheduler(self.optimizer) if make_scheduler and self.optimizer else None
         )
@@ -130,7 +130,8 @@ class ModuleReplica:
         """What else may change in a step, by name, such as the user's before_step."""
         self._at_commit = True
         self._noted: dict[str, Tensor] | None = None
-        self._loads = False  # whether a state with that of the optimizer is known to load
+        self._readable: set[type] = set()  # kinds of values that are known to be read back
+        self._has_stepped = False
         self.start_here()
 
     @property
@@ -209,9 +210,10 @@ class ModuleReplica:
         For use before the first step, where the module was changed after this was made.
         """
         self._buffers = placed(live_buffers(self.module))  # as the present step begins
-        self._saved = placed(self._live())
+        live = self._live()
+        self._check_readable(live["rest"])
+        self._saved = placed(live)
         self._start = placed(self._saved)
-        self._check_readable()
 
     def reset(self) -> ModuleReplica:
         """Go back to the start, which is then committed; returns this replica."""
@@ -232,7 +234,7 @@ class ModuleReplica:
                 "an object with both can be registered"
             )
         state = off_meta(extra.state_dict())
-        check_readable(state, f"the registered object {name!r}")
+        check_readable({name: state}, "registered")
         self._extra[name] = extra
         for kept in self._saved, self._start:
             kept["rest"]["extra"][name] = placed(state)
@@ -341,9 +343,7 @@ class ModuleReplica:
             self._try_undo(total, states)
         else:
             self._take_step(total, states)
-        if not self._loads:
-            self._check_readable()
-            self._loads = True
+        self._check_stepped()
 
     def _try_undo(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         """Take a step, undo it and take it again: raise UsageError where that is not the same."""
@@ -383,12 +383,32 @@ class ModuleReplica:
         self._step()
         self._end_step(skipped=False)
 
-    def _check_readable(self) -> None:
-        """Raise UsageError for state that no other rank can read."""
-        rest = self._live()["rest"]
-        for name, state in rest["extra"].items():
-            check_readable(state, f"the registered object {name!r}")
-        check_readable({**rest, "extra": {}}, "the optimizer or the scheduler")
+    def _check_stepped(self) -> None:
+        """Raise UsageError for state after a step that no other rank can read.
+
+        State of parameters has all its kinds after the first step; a schedule may have them later.
+        """
+        if self._has_stepped:
+            live = self._optimizer_state.live()
+            groups = [{"groups": each["groups"], "state": {}} for each in live]
+            scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+            self._check_readable({"optimizers": groups, "scheduler": scheduler})
+        else:
+            self._has_stepped, self._readable = True, set()
+            self._check_readable(self._live()["rest"])
+
+    def _check_readable(self, rest: Mapping[str, Any]) -> None:
+        """Raise UsageError for state that no other rank can read.
+
+        Where all kinds of values in it are known to be read, it is not tried.
+        """
+        kinds: set[type] = set()
+        for name, state in _named(rest):
+            found = {type(value) for _, value in leaves(state)}
+            if not self._readable or not found <= self._readable:
+                check_readable(state, name)
+            kinds |= found
+        self._readable |= kinds
 
     def _step(self) -> None:
         """Step with the gradients that are there."""
@@ -448,10 +468,14 @@ class ModuleReplica:
 
         The first alone is the state of the module, for a run that begins with its weights.
         """
-        return _exported(self._saved)
+        return self._exported(self._saved)
 
     def present(self) -> list[Tensor]:
-        return _exported(self._live())
+        return self._exported(self._live())
+
+    def _exported(self, state: dict[str, Any]) -> list[Tensor]:
+        self._check_readable(state["rest"])
+        return [packed({**state["parameters"], **state["buffers"]}), written(state["rest"])]
 
     def is_finite(self, state: Sequence[Tensor]) -> bool:
         """Whether parameters and optimizer state are finite, and no buffer has a NaN.
@@ -544,12 +568,7 @@ class ModuleReplica:
         """(name, value) of everything that is part of the state, named for a reader; live."""
         live = self._live()
         rest = live["rest"]
-        kinds: list[tuple[str, Any]] = []
-        for number, optimizer in enumerate(rest["optimizers"]):
-            of = _which(number)
-            kinds += [(f"{of} group", optimizer["groups"]), (f"{of} state", optimizer["state"])]
-        kinds += [("scheduler", rest["scheduler"]), ("registered", rest["extra"])]
-        kinds += [("stream of slot", rest["streams"]), ("number of skipped steps", rest["skipped"])]
+        kinds = [*_named(rest), ("number of skipped steps", rest["skipped"])]
         kinds += [("step before which training ends", rest["ends_at"])]
         kinds += [("parameter", live["parameters"]), ("buffer", live["buffers"])]
         for kind, state in kinds:
@@ -629,7 +648,13 @@ def _check_parameters(
 
 
 def _check_steps_alone(optimizer: Optimizer) -> None:
-    """Raise UsageError where an optimizer's `step` needs an argument."""
+    """Raise UsageError where an optimizer's `step` needs an argument, or sparse gradients."""
+    if isinstance(optimizer, SparseAdam):
+        raise UsageError(
+            "SparseAdam takes sparse gradients alone, and those of slots are summed as dense ones",
+            otherwise="give torch.optim.Adam; for rows of a table, put the table into an "
+            "EmbeddingBagCollection",
+        )
     for name, parameter in inspect.signature(optimizer.step).parameters.items():
         needed = parameter.default is parameter.empty
         if needed and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -664,6 +689,16 @@ def _check_fits(
             raise UsageError(f"{another}: it has {name}, which the module here does not have")
 
 
+def _named(rest: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The parts of what is neither parameter nor buffer, in words; some may be left out."""
+    named: list[tuple[str, Any]] = []
+    for number, optimizer in enumerate(rest["optimizers"]):
+        of = _which(number)
+        named += [(f"{of} group", optimizer["groups"]), (f"{of} state", optimizer["state"])]
+    named += [("scheduler", rest["scheduler"]), ("registered", rest.get("extra", {}))]
+    return [*named, ("stream of slot", rest.get("streams", {}))]
+
+
 def _which(number: int) -> str:
     """An optimizer in words."""
     return f"optimizer {number}" if number else "optimizer"
@@ -673,10 +708,6 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return same_bits(one, other)
-
-
-def _exported(state: dict[str, Any]) -> list[Tensor]:
-    return [packed({**state["parameters"], **state["buffers"]}), written(state["rest"])]
 
 
 def _bytes(state: dict[str, Any]) -> int:

@@ -1,6 +1,7 @@
 """Copies of nested state, which optimizers, schedulers and modules hold, and how they travel.
 
 Nested state is tensors, numbers and words in dicts, lists and tuples, as `state_dict` gives them.
+Numbers and arrays may be numpy's.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import json
 import math
 import pickle
 import re
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ecrm.allocate import CPU
 from ecrm.errors import UsageError
@@ -25,6 +28,10 @@ _ON_DEVICE = "on a device"
 """The one key of a dict in the place of a tensor that was not on the CPU when it was `written`."""
 _ON_META = "on the meta device"
 """The one key of a dict in the place of a tensor without numbers."""
+_NUMPYS = "of numpy"
+"""The one key of a dict in the place of a number or an array of numpy: dtype, shape and digits."""
+_FILLED = (dict, OrderedDict, Counter)
+"""Dicts that are nothing but their items and attributes."""
 
 
 def placed(source: Any, target: Any = None) -> Any:
@@ -51,16 +58,7 @@ def _placed(source: Any, target: Any, copies: list[tuple[Tensor, Tensor]]) -> An
         copies.append((target, source))
         return target
     if isinstance(source, dict):
-        if type(target) is not type(source):
-            result = copy.copy(source)
-            for key, value in source.items():
-                result[key] = _placed(value, None, copies)
-            return result
-        for key in target.keys() - source.keys():
-            del target[key]
-        for key, value in source.items():
-            target[key] = _placed(value, target.get(key), copies)
-        return target
+        return _placed_dict(source, target, copies)
     if type(source) in (list, tuple):
         fits = type(target) is type(source) and len(target) == len(source)
         targets = target if fits else [None] * len(source)
@@ -70,6 +68,21 @@ def _placed(source: Any, target: Any, copies: list[tuple[Tensor, Tensor]]) -> An
             return target
         return type(source)(items)
     return source if isinstance(source, int | float | str | None) else copy.deepcopy(source)
+
+
+def _placed_dict(source: dict[Any, Any], target: Any, copies: list[tuple[Tensor, Tensor]]) -> Any:
+    """As `_placed`. The order of the keys is that of `source`, as are attributes of a subclass."""
+    before: dict[Any, Any] = {}
+    if type(target) is type(source) and type(source) in _FILLED:
+        before = dict(target)
+        target.clear()
+    else:
+        target = copy.copy(source)
+    for key, value in source.items():
+        target[key] = _placed(value, before.get(key), copies)  # a Counter's `update` would add
+    if attributes := getattr(source, "__dict__", None):
+        vars(target).update(_placed(attributes, None, copies))
+    return target
 
 
 def _fits(source: Tensor, target: Any) -> bool:
@@ -155,10 +168,10 @@ def written(state: Any) -> Tensor:
 def off_meta(state: Any) -> Any:
     """The same state; a tensor on the meta device is shape and dtype under the key _ON_META."""
 
-    def off(tensor: Tensor) -> Any:
-        if not tensor.is_meta:
-            return tensor
-        return {_ON_META: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]}
+    def off(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_meta:
+            return value
+        return {_ON_META: [list(value.shape), str(value.dtype).removeprefix("torch.")]}
 
     return _mapped(state, off)
 
@@ -174,16 +187,35 @@ def on_meta(state: Any) -> Any:
 
 
 def _off_device(state: Any) -> Any:
-    """The same state on the CPU; a tensor of a device is in a dict with the key _ON_DEVICE."""
+    """The same state on the CPU, in types that torch reads: see _ON_DEVICE and _NUMPYS."""
     there = [value for _, value in leaves(state) if isinstance(value, Tensor) and not value.is_cpu]
     here = dict(zip(map(id, there), on_host(*there)))
-    return _mapped(state, lambda t: t if t.is_cpu else {_ON_DEVICE: here[id(t)]})
+
+    def off(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value if value.is_cpu else {_ON_DEVICE: here[id(value)]}
+        if not isinstance(value, np.generic) and type(value) is not np.ndarray:
+            return value
+        if value.dtype.hasobject or value.dtype.names:
+            return value
+        shape = list(value.shape) if type(value) is np.ndarray else None
+        return {_NUMPYS: [value.dtype.str, shape, value.tobytes().hex()]}
+
+    return _mapped(state, off)
 
 
-def _mapped(state: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same state with what `change` makes of its tensors."""
-    if isinstance(state, Tensor):
-        return change(state)
+def _of_numpy(said: tuple[str, list[int] | None, str]) -> Any:
+    """The number or array that `said` stands for."""
+    kind, shape, digits = said
+    data = bytes.fromhex(digits)
+    values = np.empty(() if shape is None else shape, kind)
+    if data:
+        values = np.frombuffer(data, kind).reshape(values.shape).copy()
+    return values[()] if shape is None else values
+
+
+def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
+    """The same state with what `change` makes of all that is no dict, list or tuple."""
     if isinstance(state, dict):
         result = copy.copy(state)
         for key, value in state.items():
@@ -191,11 +223,11 @@ def _mapped(state: Any, change: Callable[[Tensor], Any]) -> Any:
         return result
     if type(state) in (list, tuple):
         return type(state)(_mapped(value, change) for value in state)
-    return state
+    return change(state)
 
 
-def _put_back(state: Any, mark: str, make: Callable[[Any], Tensor]) -> Any:
-    """The same state, changed in place: dicts with the one key `mark` are made tensors."""
+def _put_back(state: Any, mark: str, make: Callable[[Any], Any]) -> Any:
+    """The same state, changed in place: `make` gets the values of dicts with the one key `mark`."""
     if isinstance(state, dict):
         if state.keys() == {mark}:
             return make(state[mark])
@@ -209,29 +241,67 @@ def _put_back(state: Any, mark: str, make: Callable[[Any], Tensor]) -> Any:
 
 
 def check_readable(state: Any, whose: str) -> None:
-    """Raise UsageError where nested state could be `written` and not `read`."""
-    read(written(state), whose=whose)
+    """Raise UsageError where nested state could not be `written` and `read`; it names the entry."""
+    light = _mapped(state, _light)
+    if _is_readable(light):
+        return
+    path, value = _first_unreadable(light, f"{whose} ")
+    kind = type(value)
+    what = f"a {kind.__module__}.{kind.__qualname__}".replace("a builtins.", "a ")
+    if kind in _FILLED:
+        what += " with a key that is no number, word or tuple"
+    with torch.serialization.safe_globals([kind]):
+        name_it = _is_readable(value)
+    raise UsageError(
+        f"{path} cannot be read back by other ranks: it is {what}",
+        otherwise="keep tensors, numbers and words there, in dicts, lists and tuples"
+        + f", or call torch.serialization.add_safe_globals([{kind.__name__}])" * name_it,
+    )
 
 
-def read(
-    data: Tensor,
-    device: torch.device = CPU,
-    whose: str = "an optimizer, a scheduler or a registered object",
-) -> Any:
+def _light(value: Any) -> Any:
+    """None for a tensor that surely can be read, else the value."""
+    return (
+        None if type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided else value
+    )
+
+
+def _is_readable(state: Any) -> bool:
+    try:
+        read(written(state))
+    except Exception:  # whatever the class of a value does when it is copied or pickled
+        return False
+    return True
+
+
+def _first_unreadable(state: Any, path: str) -> tuple[str, Any]:
+    """The innermost part that cannot be read by itself, after what leads there."""
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(state, Mapping):
+        parts = list(state.items())
+    elif isinstance(state, list | tuple):
+        parts = list(enumerate(state))
+    for key, value in parts:
+        if not _is_readable(value):
+            return _first_unreadable(value, f"{path}{'' if path.endswith(' ') else '.'}{key}")
+    return path.rstrip(), state
+
+
+def read(data: Tensor, device: torch.device = CPU) -> Any:
     """What was `written`. What was on a device then is on this one.
 
-    Raises UsageError where it has objects of classes not known to be safe: it names `whose` state
-    it is. Those are all but tensors, numbers, words and what
-    `torch.serialization.add_safe_globals` was told of.
+    Raises UsageError where it has objects of classes not known to be safe. Those are all but
+    tensors, numbers, words and what `torch.serialization.add_safe_globals` was told of.
     """
     try:
         loaded = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
-        return _put_back(loaded, _ON_DEVICE, lambda tensor: on_device(device, tensor))
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
-        what = f", since it has {found[1]}" if found else ""
+        what = found[1].rstrip(",") if found else "an object"
         raise UsageError(
-            f"the state of {whose} cannot be read back{what}: keep tensors, numbers and words in "
-            "it, in dicts, lists and tuples, or name its classes to "
-            "torch.serialization.add_safe_globals"
+            f"a saved state has {what}, which is not read",
+            otherwise="call torch.serialization.add_safe_globals with its class in the script, "
+            "as the script did that has saved it",
         ) from None
+    loaded = _put_back(loaded, _ON_DEVICE, lambda tensor: on_device(device, tensor))
+    return _put_back(loaded, _NUMPYS, _of_numpy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -20,8 +20,8 @@ class OptimizerState:
     """
 
     def __init__(self, optimizer: Optimizer | None, names: Mapping[int, str]) -> None:
-        self._optimizers = [] if optimizer is None else _plain(optimizer)
-        self._names = names
+        self.optimizers = [] if optimizer is None else _plain(optimizer)
+        self._names = {**_own_names(self.optimizers), **names}
         for parameter in self._parameters():
             if id(parameter) not in names:
                 raise UsageError(
@@ -32,7 +32,7 @@ class OptimizerState:
     def _parameters(self) -> list[Tensor]:
         return [
             parameter
-            for optimizer in self._optimizers
+            for optimizer in self.optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]
         ]
@@ -40,7 +40,7 @@ class OptimizerState:
     @property
     def kept(self) -> set[int]:
         """The ids of the objects whose content this is."""
-        return {id(each) for of in self._optimizers for each in (of.state, of.param_groups)}
+        return {id(each) for of in self.optimizers for each in (of.state, of.param_groups)}
 
     def live(self) -> list[dict[str, Any]]:
         """Nested state, one dict per optimizer: its tensors are the live ones."""
@@ -52,26 +52,37 @@ class OptimizerState:
                     for group in optimizer.param_groups
                 ],
             }
-            for optimizer in self._optimizers
+            for optimizer in self.optimizers
         ]
 
     def _key(self, key: Any) -> Any:
-        """A parameter's name; a few optimizers have other keys."""
-        return self._names[id(key)] if isinstance(key, Tensor) else key
+        """A parameter's name; a few optimizers have other keys.
+
+        Raises UsageError for a tensor that is none of the optimizer's.
+        """
+        if not isinstance(key, Tensor):
+            return key
+        if id(key) not in self._names:
+            raise UsageError(
+                f"the optimizer has state for a tensor of shape {list(key.shape)} that is no "
+                "parameter of its own: keep that state under the parameters' names"
+            )
+        return self._names[id(key)]
 
     def put(self, saved: list[dict[str, Any]]) -> None:
         """Make the state that of `saved`, once `live`, in place; nothing of it is shared then.
 
         Raises UsageError where it is that of other optimizers.
         """
-        groups = [len(optimizer.param_groups) for optimizer in self._optimizers]
+        groups = [len(optimizer.param_groups) for optimizer in self.optimizers]
         if groups != [len(each["groups"]) for each in saved]:
             raise UsageError(
                 f"the optimizer has {sum(groups)} parameter groups, the state to be loaded has "
                 f"{sum(len(each['groups']) for each in saved)}: make the optimizer as it was made"
             )
-        by_name: dict[Any, Any] = {self._key(p): p for p in self._parameters()}
-        for optimizer, each in zip(self._optimizers, saved, strict=True):
+        own = (p for of in self.optimizers for p in _params_of(of).values())
+        by_name: dict[Any, Any] = {self._key(p): p for p in (*own, *self._parameters())}
+        for optimizer, each in zip(self.optimizers, saved, strict=True):
             state: Any = optimizer.state
             for key in [key for key in state if self._key(key) not in each["state"]]:
                 del state[key]
@@ -83,6 +94,22 @@ class OptimizerState:
                     del group[name]
                 for name, value in numbers.items():
                     group[name] = placed(value, group.get(name))
+
+
+def _params_of(optimizer: Any) -> Mapping[str, Tensor]:
+    """What a keyed optimizer of torchrec says that its parameters are, by name."""
+    params = getattr(optimizer, "params", None)
+    return params if isinstance(params, Mapping) else {}
+
+
+def _own_names(optimizers: Iterable[Any]) -> dict[int, str]:
+    """Names for parameters that optimizers keep state for beside the module's, by id."""
+    return {
+        id(parameter): f"{number} {name}"
+        for number, optimizer in enumerate(optimizers)
+        for name, parameter in _params_of(optimizer).items()
+        if isinstance(parameter, Tensor)
+    }
 
 
 def _beside(key: Any, value: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import Enum
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -11,6 +13,8 @@ from torch import Tensor
 from ecrm.transport.gpu_copies import on_host
 
 _BITS = (1 << 64) - 1
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device, Enum)
+"""Types whose words say the value, the same in every process."""
 
 
 def words_digest(text: str) -> int:
@@ -52,6 +56,6 @@ def digest_of(digests: Mapping[str, int]) -> int:
 
 def plain(value: object) -> str:
     """A value in words that are the same in every process; of an object, its class alone."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+    if value is None or isinstance(value, _PLAIN):
         return repr(value)
     return type(value).__qualname__

@@ -152,6 +152,8 @@ class Layout:
     """What outlives the ranks, made on each."""
     checkpoints: Callable[[Engine], Checkpoints | None] = lambda engine: None
     """What writes checkpoints, made on each rank."""
+    resumes: bool = False
+    """Whether the run goes on from what is durable."""
 
     @property
     def world(self) -> int:
@@ -177,6 +179,8 @@ def starter(transport: Transport, hooks: Hooks, layout: Layout) -> Callable[[Wan
             device=IMITATED_GPU if layout.gpu else CPU,
             durable=layout.durable(),
         )
+        if layout.resumes:
+            engine.recovery.resume()
         return Started(SimulatedRun(engine, checkpoints=layout.checkpoints(engine)))
 
     return start

@@ -472,7 +472,7 @@ def test_what_cannot_be_trained_is_refused_at_once():
         def load_state_dict(self, state):
             pass
 
-    with pytest.raises(UsageError, match="registered object 'strange' cannot be read back"):
+    with pytest.raises(UsageError, match=r"registered strange\.value cannot be .* random\.Random"):
         make(extra={"strange": Strange()})
 
 
@@ -491,7 +491,7 @@ def test_what_only_shows_in_a_step_is_refused_there():
                 group["seen"] = random.Random()
 
     replica = make((lambda ps: Keeping(ps, lr=0.1), None, None))
-    with pytest.raises(UsageError, match="the optimizer or the scheduler cannot be read back"):
+    with pytest.raises(UsageError, match=r"optimizer group 0\.seen cannot be read back"):
         step_of(replica, 0)
 
     class Registering(nn.Linear):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ecrm.errors import UsageError
+from ecrm.model.nested_state import read
 from ecrm.session.data import feed_of
 from ecrm.session.feed import Feed
 from ecrm.session.streams import Streams
@@ -129,12 +131,26 @@ class Drawing(Iterated):
         return {"at": self.at, "random": np.random.RandomState(self.at).get_state()}
 
 
+class Queueing(Iterated):
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "waiting": deque([self.at])}
+
+
+def test_a_state_with_arrays_of_numpy_is_carried():
+    after = feed_of(Streams(Drawing), 2, STEPS, 0).draw(0, 1, [0, 1], None).after
+    assert after is not None
+    state = read(torch.frombuffer(bytearray(after), dtype=torch.uint8))
+    made = np.random.RandomState()
+    made.set_state(state["random"])
+    assert made.rand() == np.random.RandomState(state["at"]).rand()
+
+
 def test_a_state_that_no_other_rank_could_load_is_refused_with_the_first_batch():
-    feed = feed_of(Streams(Drawing), 2, STEPS, 0)
-    with pytest.raises(UsageError, match="the state of the stream of slot 1 cannot be") as told:
+    feed = feed_of(Streams(Queueing), 2, STEPS, 0)
+    with pytest.raises(UsageError, match=r"stream of slot 1 waiting cannot be read") as told:
         feed.draw(0, 1, [0, 1], None)
     said = str(told.value)
-    assert "_reconstruct: keep tensors, numbers and words in it" in said
+    assert "a collections.deque: keep tensors, numbers and words there" in said
     assert "\n" not in said and "\x1b" not in said and len(said) < 250
 
 
