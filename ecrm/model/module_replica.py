@@ -111,8 +111,6 @@ class ModuleReplica:
         self.scheduler = (
             make_scheduler(self.optimizer) if make_scheduler and self.optimizer else None
         )
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            raise UsageError("ReduceLROnPlateau steps by a metric: give a scheduler of steps alone")
         self._extra: dict[str, Stateful] = dict(extra)
         if scaler is not None:
             self._extra["grad_scaler"] = scaler.scaler
@@ -182,6 +180,17 @@ class ModuleReplica:
                     f"parameter {name} came, went or was replaced after the session was made, "
                     "which trains those of before: change the model before Session(model, ...)"
                 )
+
+    @property
+    def steps_by_reports(self) -> bool:
+        """Whether the scheduler steps by what an evaluation reports, and not with each step."""
+        return isinstance(self.scheduler, ReduceLROnPlateau)
+
+    def report(self, value: float) -> None:
+        """Step such a scheduler; the state is that of the last commit, and stays committed."""
+        if self.scheduler is not None and self.steps_by_reports:
+            self.scheduler.step(value)
+            self.commit()
 
     def check_optimizer(self) -> None:
         """Raise UsageError where there are parameters to train, and no optimizer."""
@@ -441,7 +450,7 @@ class ModuleReplica:
     def _end_step(self, skipped: bool) -> None:
         if self._scaler is not None:
             self._scaler.update(skipped)
-        if self.scheduler is not None:
+        if self.scheduler is not None and not self.steps_by_reports:
             with warnings.catch_warnings() if skipped else nullcontext():
                 if skipped:  # torch warns of a schedule that begins before its optimizer does
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,7 +59,8 @@ class Session:
     - `seed`: of initial rows, of dropout, and of everything random in the loop's body.
     - `dense_optimizer(parameters)`: the optimizer of all parameters that are not tables. A session
       that only evaluates needs none, nor optimizers of tables.
-    - `scheduler(optimizer)`: a schedule of its learning rate, stepped once a step.
+    - `scheduler(optimizer)`: a schedule of its learning rate, stepped once a step. A
+      `ReduceLROnPlateau` is stepped by `session.report` instead.
     - `before_step(parameters)`: called when their `grad` are those of the whole step, such as
       `lambda ps: clip_grad_norm_(ps, 1.0)`.
     - `sparse(batch)`: the KeyedJaggedTensors of a batch whose rows the model looks up; by default
@@ -108,6 +110,15 @@ class Session:
             if sparse_rate is not None:
                 raise UsageError("Session has sparse_scheduler and sparse_rate: leave out one")
             sparse_rate = rates_of(sparse_scheduler)
+        for name, thing in (("dense_optimizer", dense_optimizer), ("scheduler", scheduler)):
+            if thing is not None and not callable(thing):
+                given = "parameters" if name == "dense_optimizer" else "optimizer"
+                raise UsageError(
+                    f"Session({name}=...) is a {type(thing).__name__}, which was made for other "
+                    "parameters or by hand",
+                    otherwise=f"give a function that makes it: {name}=lambda {given}: "
+                    f"{type(thing).__module__}.{type(thing).__name__}({given}, ...)",
+                )
         self.model = model
         """The module, whose collections are the session's now: call it in the loop's body."""
         self.device = session_device(device)
@@ -212,6 +223,11 @@ class Session:
             raise self._has_begun()
         self._tables.check_optimizers()
         self._replica.check_optimizer()
+        if self._replica.steps_by_reports and not self._every:
+            raise UsageError(
+                "the scheduler steps by a value, and nothing reports any",
+                otherwise="call session.report(value) in a function for session.every",
+            )
         steps = steps_of(batches, self._slots, steps)
         if steps < 1:
             raise UsageError(
@@ -274,6 +290,17 @@ class Session:
         so is complete: `--resume` goes no further.
         """
         self._loop_of("stop").stop()
+
+    def report(self, value: float) -> None:
+        """In a function for `every`: give the scheduler what an evaluation has found.
+
+        For a scheduler that steps by a value and not with each step, `ReduceLROnPlateau`. Of
+        several values the last one counts, and of several ranks' that of the lowest rank: so one
+        rank may report alone. Raises UsageError for a value that is no number.
+        """
+        if math.isnan(value):
+            raise UsageError("session.report(nan): there is nothing to go by")
+        self._loop_of("report").report(float(value))
 
     def _loop_of(self, what: str) -> SessionLoop:
         if self._loop is None:

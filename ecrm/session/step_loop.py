@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -67,11 +68,16 @@ class WorkBetweenSteps:
         self._doing: Callable[[Place | str], None] = started.doing
         self._done_at = [-1] * len(every)
         self.allowed, self._recoveries = False, 0
-        self._stops = False
+        self._stops, self._reported = False, math.nan
+        self.reports = 0
 
     def stop(self) -> None:
         """The function that is under way wants training to end."""
         self._stops = True
+
+    def report(self, value: float) -> None:
+        """What the function that is under way has found, for a scheduler; no NaN."""
+        self._reported = value
 
     def is_due(self, step: int) -> bool:
         """Whether some of it is to be done after `step` steps, and has not been."""
@@ -87,6 +93,7 @@ class WorkBetweenSteps:
     def do(self) -> bool:
         """Collective: do it. Returns whether training ends. Raises StepAborted after a failure."""
         dense = self._engine.state.dense
+        self._engine.commit()  # what a function reports becomes part of the committed state
         if isinstance(dense, ModuleReplica):
             dense.note()
         for number in self._due(self._engine.step):
@@ -103,7 +110,7 @@ class WorkBetweenSteps:
     def _call(self, work: Callable[[], object]) -> None:
         """Call it; raises StepAborted after a failure, whatever the user's code makes of it."""
         self.allowed, self._recoveries = True, self._engine.recovery.through
-        self._stops = False
+        self._stops, self._reported = False, math.nan
         self.goes_on()
         try:
             work()
@@ -123,15 +130,27 @@ class WorkBetweenSteps:
         engine, step, seals = self._engine, self._engine.step, self._engine.state.seals
         try:
             meet(engine, "the end of a function for session.every")
-            with engine.recovery.recovering():
-                said = engine.state.transport.share([torch.tensor([self._stops])])
-            self._stops = any(bool(tensors(of)[0]) for of in said.values())
+            self._share()
             engine.seal()
         finally:
             if engine.state.seals > seals and engine.step == step:
                 self._done_at[number] = step
+                dense = engine.state.dense
+                if isinstance(dense, ModuleReplica) and not math.isnan(self._reported):
+                    dense.report(self._reported)
+                    self.reports += 1
                 if self._stops:
                     engine.end_here()
+
+    def _share(self) -> None:
+        """Collective: have all know whether one asks for the end, and what the first reports."""
+        mine = torch.tensor([float(self._stops), self._reported], dtype=torch.float64)
+        with self._engine.recovery.recovering():
+            said = self._engine.state.transport.share([mine])
+        found = [tensors(of)[0].tolist() for _, of in sorted(said.items())]
+        self._stops = any(stops for stops, _ in found)
+        values = [value for _, value in found if not math.isnan(value)]
+        self._reported = values[0] if values else math.nan
 
     @property
     def given_up(self) -> bool:
@@ -262,6 +281,12 @@ class SessionLoop:
         """The slot that is running sits its step out."""
         self._work.skip()
 
+    def report(self, value: float) -> None:
+        """What a function for `every` has found. Raises UsageError elsewhere."""
+        if not self._between.allowed:
+            raise UsageError("session.report belongs into a function for session.every")
+        self._between.report(value)
+
     def stop(self) -> None:
         """End training after the step at hand. Raises UsageError where none is."""
         if self._work.running:
@@ -309,9 +334,17 @@ class SessionLoop:
                 self._elsewhere.check(part, part.result)
         if checking:
             self._tell_checked()
+        self._tell_reports()
         if ended := ended_early(self._engine, self._steps):
             self._engine.state.hooks.event({"event": "ended_early", **ended})
         self._over = True
+
+    def _tell_reports(self) -> None:
+        """Say where a scheduler was to be stepped by reports, and there were none."""
+        dense = self._engine.state.dense
+        waits = isinstance(dense, ModuleReplica) and dense.steps_by_reports
+        if self._is_reporter and waits and not self._between.reports:
+            say("! the scheduler was never stepped: no function called session.report(value)")
 
     @property
     def _is_reporter(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -57,6 +58,7 @@ def trained(
     prepare: Callable[[Session], object] = lambda session: None,
     steps: int = STEPS,
     optimizer: type = torch.optim.Adam,
+    scheduler: Any = None,
 ) -> Callable[[Callable[[Wanted], Any]], Session]:
     def train(start: Callable[[Wanted], Any]) -> Session:
         torch.manual_seed(0)
@@ -66,6 +68,7 @@ def trained(
             model,
             slots=2,
             dense_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+            scheduler=scheduler,
             start=start,
         )
         session.delivered = []
@@ -220,3 +223,44 @@ def test_a_body_that_skips_needs_no_gradient():
         return session
 
     assert run(layout=layout(), train=train).mismatches == 0
+
+
+def plateau(optimizer: Any) -> ReduceLROnPlateau:
+    return ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
+
+
+def reports(by_main_alone: bool) -> Callable[[Session], None]:
+    def prepare(session: Session) -> None:
+        @session.every(2)
+        def look() -> None:
+            for batch in session.eval_batches([batch_of(90, n) for n in range(3)]):
+                session.gather(score=session.model(batch["ids"]))
+            if session.is_main or not by_main_alone:
+                session.report(1.0 + len(session.gathered["score"]))  # no better each time
+
+    return prepare
+
+
+PLATEAU_DEATHS = (
+    (),
+    (PhaseFault(3, 4, "evaluate"),),
+    (PhaseFault(0, 2, "evaluate"), PhaseFault(4, 4, "update")),
+    (PhaseFault(3, 3, "commit"), PhaseFault(1, 6, "evaluate")),
+)
+
+
+@pytest.mark.parametrize("by_main_alone", [True, False])
+def test_a_schedule_that_steps_by_what_evaluations_report(by_main_alone):
+    def left(faults: Any = (), interval: int = 1, prepare: Any = None) -> Left:
+        prepare = prepare or reports(by_main_alone)
+        train = trained(prepare=prepare, steps=9, scheduler=plateau)
+        return run(faults, layout(interval), train)
+
+    calm = left()
+    never = left(prepare=lambda session: session.every(2)(lambda: None))
+    assert calm.dense != never.dense, "the rate never fell"
+    for faults in PLATEAU_DEATHS:
+        for interval in (1, 3):
+            found = left(faults, interval)
+            assert (found.tables, found.dense) == (calm.tables, calm.dense), (faults, interval)
+            assert interval == 3 or found.deaths == len(faults)

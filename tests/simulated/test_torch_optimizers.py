@@ -265,7 +265,7 @@ SCHEDULERS: dict[str, MakeScheduler] = {
     "SWALR": by(swa_utils.SWALR, 0.01, 4, "linear"),
     "SWALR, cos": by(swa_utils.SWALR, 0.01, 4, "cos"),
 }
-REFUSED_SCHEDULERS = {"ReduceLROnPlateau"}
+STEPS_BY_REPORTS = {"ReduceLROnPlateau"}  # tests/simulated/test_session_stop.py
 
 
 def classes(module: Any, base: type) -> set[str]:
@@ -284,7 +284,7 @@ def test_every_optimizer_and_scheduler_of_this_torch_is_here():
     )
     schedulers = classes(lr_scheduler, lr_scheduler.LRScheduler)
     schedulers |= classes(swa_utils, lr_scheduler.LRScheduler)
-    assert {name.partition(",")[0] for name in [*SCHEDULERS, *REFUSED_SCHEDULERS]} == schedulers
+    assert {name.partition(",")[0] for name in [*SCHEDULERS, *STEPS_BY_REPORTS]} == schedulers
 
 
 def variants_as_drills(names: Iterable[str]) -> list[Any]:
@@ -356,9 +356,10 @@ def test_optimizers_that_do_not_step_by_dense_gradients_are_refused_by_name(name
     assert re.search(said, refusal(Case(make)))
 
 
-def test_a_schedule_that_steps_by_a_metric_is_refused_by_name():
-    assert "ReduceLROnPlateau steps by a metric" in refusal(
-        Case(sgd, lr_scheduler.ReduceLROnPlateau)
+def test_a_schedule_that_steps_by_a_value_needs_somebody_who_reports_one():
+    assert (
+        "the scheduler steps by a value, and nothing reports any: call session.report"
+        in refusal(Case(sgd, lr_scheduler.ReduceLROnPlateau))
     )
 
 
