@@ -6,12 +6,14 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from ecrm.errors import EcrmError, UsageError
+from ecrm.lock_holders import POLL_SECONDS, holder_of, patience
 
 _USERS_MISTAKE = {
     errno.EACCES,
@@ -64,13 +66,22 @@ def _make_parent(target: Path) -> None:
 def _lock(descriptor: int) -> None:
     """Lock an open file or directory, if its file system has locks.
 
-    Raises BlockingIOError if another process holds the lock.
+    A holder that is dead is waited for: the system takes its memory back before its lock. Raises
+    BlockingIOError if another process holds the lock.
     """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
+    began = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() - began >= patience(holder_of(descriptor)):
+                raise
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def _claim(path: Path, target: Path) -> int:

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import numpy as np
+import xxhash
+
+from ecrm.checkpoint.checksums import CHECKSUMS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +72,9 @@ class ModelFile:
             output if form == "safetensors" else cast(BinaryIO, tempfile.TemporaryFile(dir=folder))
         )
         try:
-            self.bytes = _begin(self._plain, shapes, about)
+            self._shapes = shapes
+            self._about = about if form != "safetensors" else {**about, **_no_checksums(shapes)}
+            self.bytes = _begin(self._plain, shapes, self._about)
             self.arrays = read_safetensors(self._plain, "r+")
         except BaseException:
             self.close()
@@ -81,6 +86,12 @@ class ModelFile:
             if isinstance(array, np.memmap):
                 array.flush()
         if self._plain is self._output:
+            found = {
+                name: xxhash.xxh3_64_hexdigest(array.reshape(-1).view(np.uint8).data)
+                for name, array in self.arrays.items()
+            }
+            header, _ = _header(self._shapes, {**self._about, CHECKSUMS: json.dumps(found)})
+            os.pwrite(self._output.fileno(), header, 0)
             return
         import torch
 
@@ -125,8 +136,23 @@ class _Saved:
         """All is flushed when the file is complete."""
 
 
+def _no_checksums(shapes: Mapping[str, Shape]) -> dict[str, str]:
+    """Room in the header for checksums, which are known once all tensors are there."""
+    return {CHECKSUMS: json.dumps(dict.fromkeys(shapes, "0" * 16))}
+
+
 def _begin(output: BinaryIO, shapes: Mapping[str, Shape], about: Mapping[str, str]) -> int:
-    """Write the head of a safetensors file and make room for its tensors; returns their bytes.
+    """Write the head of a safetensors file and make room for its tensors; returns their bytes."""
+    header, size = _header(shapes, about)
+    output.write(header)
+    output.flush()
+    # a mapped page that finds no room on the disk kills with SIGBUS
+    os.posix_fallocate(output.fileno(), 0, output.tell() + size)
+    return size
+
+
+def _header(shapes: Mapping[str, Shape], about: Mapping[str, str]) -> tuple[bytes, int]:
+    """What a safetensors file begins with, and the bytes of its tensors.
 
     The file holds the size of its header, the header with names, shapes and offsets in JSON, and
     the tensors.
@@ -142,11 +168,7 @@ def _begin(output: BinaryIO, shapes: Mapping[str, Shape], about: Mapping[str, st
         at += size
     header = json.dumps({"__metadata__": dict(about), **entries}).encode()
     header += b" " * (-len(header) % 8)
-    output.write(struct.pack("<Q", len(header)) + header)
-    output.flush()
-    # a mapped page that finds no room on the disk kills with SIGBUS
-    os.posix_fallocate(output.fileno(), 0, output.tell() + at)
-    return at
+    return struct.pack("<Q", len(header)) + header, at
 
 
 def read_safetensors(

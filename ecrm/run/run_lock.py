@@ -18,23 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.errors import UsageError
+from ecrm.lock_holders import POLL_SECONDS, patience
 from ecrm.mapped.file_access import open_file
 from ecrm.run.reading import launch_id, read_json
 
 LOCK = "lock"
-LIVES_SECONDS, UNSEEN_SECONDS, DYING_SECONDS = 0.5, 5.0, 20.0
-"""How long a holder of the lock is waited for.
-
-That is a holder that runs on this machine, one that this machine does not see, and one that is dead
-here, whose memory the system takes back before the lock.
-"""
-
-POLL_SECONDS = 0.02
 RECORD_BYTES = 512
 """Of the record of the owner in the file: its run, host, process and start."""
 
 _FLOCK = "hhqqi4x"  # struct flock of fcntl(2)
-_PF_EXITING = 0x4  # linux/sched.h
 
 
 class RunLock:
@@ -177,7 +169,7 @@ def _holder(file: FileIO) -> int | None:
 
 def _refuse(folder: Path, holder: int | None, seconds: float) -> None:
     """Raise UsageError when a holder has been waited for long enough."""
-    if holder is None or seconds < _patience(holder):
+    if holder is None or seconds < patience(holder):
         return
     owner: dict[str, Any] = read_json(folder / LOCK)
     # the process that was seen is one of this machine, that in the record one of the owner's
@@ -187,14 +179,3 @@ def _refuse(folder: Path, holder: int | None, seconds: float) -> None:
         f"since {owner.get('since', '?')}: wait for its end, stop it with "
         f"kill {holder or owner.get('pid', '?')} on {where}, or name another folder"
     )
-
-
-def _patience(holder: int) -> float:
-    """Seconds to wait for a holder, a process of this machine or 0."""
-    if not holder:
-        return UNSEEN_SECONDS
-    try:
-        fields = Path(f"/proc/{holder}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return DYING_SECONDS
-    return DYING_SECONDS if fields[0] == "Z" or int(fields[6]) & _PF_EXITING else LIVES_SECONDS

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ecrm.errors import UsageError
+from ecrm.checkpoint.checksums import check_share
+from ecrm.errors import DataError, UsageError
 from ecrm.opened_file import OpenedFile
 from ecrm.placement.initial_values import FileValues, Initial, Values, digest_of_windows
 from ecrm.placement.tables import Table
@@ -17,6 +19,9 @@ from ecrm.process.preflight import host_name
 from ecrm.rank.collective_check import share_json
 from ecrm.transport.base import Transport
 from ecrm.wording import listed
+
+_DAMAGE = ""
+"""The name among digests of windows under which a rank says that a file is damaged."""
 
 
 def load(
@@ -92,8 +97,10 @@ def _two_for_one(where: str, alias: str, name: str) -> UsageError:
 def check_names(tables: Iterable[Table]) -> None:
     """Raise UsageError where a file has other numbers under two names of one table.
 
-    It reads these tables whole, some rows at a time.
+    It reads these tables whole, some rows at a time. Raises DataError for a damaged file.
     """
+    tables = list(tables)
+    _check_files(tables, 0, 1)
     twice = [table for table in tables if _others(table)]
     _check_names(twice, _digests(twice, 0, [0]))
 
@@ -119,11 +126,38 @@ def with_digests(transport: Transport, tables: Iterable[Table]) -> list[Table]:
         together = [
             rank for rank in sorted(said) if (said[rank][0], said[rank][2]) == (here, opened)
         ]
-        shared = share_json(transport, _digests(tables, together.index(transport.rank), together))
+        place = together.index(transport.rank)
+        shared = share_json(transport, _checked_digests(tables, place, together))
         if shared.keys() == said.keys():
+            _raise_damage(shared)
             found = _agreed(shared, hosts)
             _check_names(tables, found)
             return _with(tables, found)
+
+
+def _check_files(tables: Iterable[Table], place: int, of: int) -> None:
+    """Raise DataError where this rank's share of the files of tables is damaged."""
+    files = [table.initial for table in tables if isinstance(table.initial, FileValues)]
+    for source in sorted({file.source for file in files if file.opened is not None}):
+        check_share(Path(source), place, of)
+
+
+def _checked_digests(tables: Sequence[Table], place: int, together: list[int]) -> dict[str, str]:
+    """The digests of this rank's share of all windows, or, by `_DAMAGE`, that a file is damaged."""
+    try:
+        _check_files(tables, place, len(together))
+        return _digests(tables, place, together)
+    except DataError as error:
+        return {_DAMAGE: str(error)}
+
+
+def _raise_damage(shared: Mapping[int, Mapping[str, str]]) -> None:
+    """Raise DataError where a rank has found a file damaged."""
+    for rank, digests in sorted(shared.items()):
+        if _DAMAGE in digests:
+            error = DataError(digests[_DAMAGE])
+            error.speaker = rank
+            raise error
 
 
 def _others(table: Table) -> Mapping[str, Tensor]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ecrm.errors import UsageError
+from ecrm.lock_holders import UNSEEN_SECONDS
 from ecrm.run.run_lock import (
     LOCK,
     RECORD_BYTES,
-    UNSEEN_SECONDS,
     RunLock,
     _refuse,
     check_run_dir,

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from ecrm.checkpoint.checksums import check_share
 from ecrm.checkpoint.exported_model import exported_model
+from ecrm.checkpoint.model_file import ModelFile, as_array
 from ecrm.checkpoint.saved_model import open_model, read_model
 from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.opened_file import OpenedFile
@@ -23,6 +25,7 @@ from ecrm.placement.tables import Table, row_spaces
 from ecrm.session import loading
 from ecrm.session.loading import check_names, load, with_digests
 from ecrm.session.run import Wanted
+from ecrm.session.save import FORMATS
 from ecrm.session.trained_module import TrainedModule
 from ecrm.storage.initial_rows import InitialRows
 from ecrm.wording import MOST_SHOWN
@@ -373,3 +376,38 @@ def test_a_run_goes_on_with_the_same_file_alone_and_export_reads_it_again(tmp_pa
     write_torch(path, {**state(), "user.weight": values + 1})
     with pytest.raises(UsageError, match=f"put {path} back as it was, or call session.save"):
         exported_model(said)
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
+def test_a_bit_that_flips_in_a_saved_file_is_noticed_when_it_is_loaded(tmp_path, name):
+    path, tensors = tmp_path / name, {n: as_array(t) for n, t in state().items()}
+    form = FORMATS[path.suffix]
+    shapes = {n: (array.dtype, array.shape) for n, array in tensors.items()}
+    with path.open("w+b") as output:
+        file = ModelFile(form, output, tmp_path, shapes, {})
+        for n, array in tensors.items():
+            file.arrays[n][...] = array
+        file.finish()
+        file.close()
+    check_share(path)
+    found = read_model(path)
+    assert all(torch.equal(found[n], tensor) for n, tensor in state().items())
+    (table,) = load(module(), [TABLE], {"friend": "user"}, *opened(path))
+    check_names([table])
+    data = bytearray(path.read_bytes())
+    for tensor in ("user.weight", "small", "top.weight"):
+        flipped = bytearray(data)
+        flipped[data.index(tensors[tensor].tobytes()) + 3] ^= 1
+        path.write_bytes(flipped)
+        with pytest.raises(DataError, match=rf"{name} is damaged: the checksum of "):
+            check_share(path)
+        shares = [_is_damaged(path, place) for place in range(3)]
+        assert sorted(shares) == [False, False, True], "one of the ranks that share the reading"
+
+
+def _is_damaged(path: Path, place: int) -> bool:
+    try:
+        check_share(path, place, 3)
+    except DataError:
+        return True
+    return False

@@ -1,0 +1,42 @@
+"""How long the holder of a lock on a file is waited for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+LIVES_SECONDS, UNSEEN_SECONDS, DYING_SECONDS = 0.5, 5.0, 20.0
+"""How long a holder of the lock is waited for.
+
+That is a holder that runs on this machine, one that this machine does not see, and one that is dead
+here, whose memory the system takes back before the lock.
+"""
+
+POLL_SECONDS = 0.02
+_PF_EXITING = 0x4  # linux/sched.h
+
+
+def patience(holder: int) -> float:
+    """Seconds to wait for a holder, a process of this machine; 0 is one that is not seen."""
+    if not holder:
+        return UNSEEN_SECONDS
+    try:
+        fields = Path(f"/proc/{holder}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return DYING_SECONDS
+    return DYING_SECONDS if fields[0] == "Z" or int(fields[6]) & _PF_EXITING else LIVES_SECONDS
+
+
+def holder_of(descriptor: int) -> int:
+    """The process that holds a lock of flock(2) on an open file; 0 where that is not seen."""
+    found = os.fstat(descriptor)
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        words = line.split()
+        if len(words) > 5 and words[1] == "FLOCK" and words[5] == place:
+            return max(int(words[4]), 0)
+    return 0
