@@ -262,7 +262,7 @@ class ClusterConfig:
         minimum=1,
     )
     stuck_seconds: float = key(
-        0.0,
+        600.0,
         "A rank that works by itself for this long, without a call to others, counts as dead and "
         "is killed. 0 means never. "
         "Set it longer than a step, an evaluation batch and the writing of a checkpoint ever take.",

@@ -43,7 +43,7 @@ class Stuck:
     """
 
     def __init__(self, calls: Calls, stuck_seconds: float, clock: Callable[[], float]) -> None:
-        self._calls, self._stuck_seconds, self._clock = calls, stuck_seconds, clock
+        self._calls, self.seconds, self._clock = calls, stuck_seconds, clock
         self._seen, self._since = 0, clock()
 
     def look(self) -> bool:
@@ -52,4 +52,4 @@ class Stuck:
         if count != self._seen:
             self._seen, self._since = count, now
         outside = count > 0 and count % 2 == 0
-        return outside and 0 < self._stuck_seconds <= now - self._since
+        return outside and 0 < self.seconds <= now - self._since

@@ -242,13 +242,25 @@ def _watch(
         if silent and killed_at is None:
             with contextlib.suppress(OSError):
                 print(_gpu_hangs(rank, unanswered.limit_seconds), file=sys.stderr, flush=True)
-        if lost or hung or silent or (b"d" not in said and stuck.look()):
+        is_stuck = b"d" not in said and stuck.look()
+        if is_stuck and killed_at is None:
+            with contextlib.suppress(OSError):
+                print(_is_stuck(rank, stuck.seconds), file=sys.stderr, flush=True)
+        if lost or hung or silent or is_stuck:
             startup = None if lost else startup
             os.kill(child, signal.SIGKILL)
             killed_at = killed_at or clock()
         if killed_at is not None and clock() - killed_at > _DYING_SECONDS:
             # it dies when its call of the system returns, and does nothing until then
             _leave(0, done=False)
+
+
+def _is_stuck(rank: int, seconds: float) -> str:
+    return (
+        f"! rank {rank}: it has worked by itself for {seconds:g} s, without a call to other ranks "
+        "(cluster.stuck_seconds): it hangs, or its code takes longer, which needs a larger "
+        "cluster.stuck_seconds: the rank is killed"
+    )
 
 
 def _gpu_hangs(rank: int, seconds: float) -> str:

@@ -22,6 +22,7 @@ from ecrm.rank.inject_faults import InjectedFaults
 from ecrm.rank.profile import Profile, ProfiledTransport
 from ecrm.rank.progress import MOST_FINISHED
 from ecrm.rank.reporter import Reporter
+from ecrm.rank.standstill import Standstill
 from ecrm.rank.traffic import Traffic
 from ecrm.rank.warm_up import warm_up_kernels
 from ecrm.transport.base import Transport
@@ -51,6 +52,7 @@ class Rank:
     watch: FiniteWatch
     meters: Meters
     began: float
+    standstill: Standstill
 
 
 MakeEngine = Callable[[Transport, Hooks, Allocate], Engine]
@@ -90,12 +92,14 @@ def build_rank(
         remedy,
     )
     hooks = _hooks(cluster, reporter, faults, meters, watch, stop)
+    standstill = Standstill(hooks)
     memory = ReadyMemory(ready_spares(protection))
     waiting("tables are built")
     # records are alike on all ranks
     allocate = ZerosOn(CPU) if cluster.rows_on_gpu else memory.allocate
     engine = make_engine(transport, hooks, allocate)
     reporter.watch(engine)
+    standstill.watch(engine)
     faults.watch(engine)
     if "cuda" in (config.storage.device, config.train.device):
         waiting("kernels of the GPU are compiled")
@@ -108,7 +112,7 @@ def build_rank(
         if run.start.mapped is None:  # pages of files would count as changed
             # a recovery's, once the step after it is done
             hooks.committed = lambda: memory.committed(engine)
-    return Rank(transport, engine, reporter, watch, meters, began)
+    return Rank(transport, engine, reporter, watch, meters, began, standstill)
 
 
 def _warm_up(transport: Transport, config: Config, engine: Engine, features: int | None) -> None:

@@ -44,6 +44,11 @@ class Whereabouts:
         """User code begins there; None: it is through."""
         self._mine[0] = _NOWHERE if place is None else _written(place)
 
+    def places(self) -> dict[int, Place]:
+        """By rank, where user code is now on ranks of this host that are read."""
+        found = {rank: int(word[0]) for rank, word in list(self._of.items())}
+        return {rank: _read(word) for rank, word in found.items() if word != _NOWHERE}
+
     def when_dead(self, rank: int) -> tuple[Place, ...] | None:
         """Where user code was when a rank died; None where this rank cannot know.
 

@@ -114,6 +114,7 @@ def start_run(wanted: Wanted) -> Started:
         )
         end = {"open_end": True} if wanted.open_end else {}
         fields = start_fields(run, cluster, built, {"script": str(rank.script.path), **end})
+    built.standstill.places = whereabouts.places
     rank_run, progress = _rank_run(rank, run, built, fields, wanted.open_end)
     rank.part = ScriptPart(rank_run, run.folder)
     _tell_start(run, cluster, built, fields)

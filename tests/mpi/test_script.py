@@ -218,3 +218,14 @@ def test_neither_input_nor_a_model_that_one_rank_saves_alone_has_the_others_wait
         done.stderr
     )
     assert done.stderr.count("ecrm: error: ") == 1 and not (tmp_path / "model.pt").exists()
+
+
+def test_a_slot_that_hangs_is_told_and_its_rank_is_killed(tmp_path):
+    (tmp_path / "train.py").write_text((PROGRAMS / "hanging_slot.py").read_text())
+    line = ("launch", "train.py", *LAYOUT, "--set", "cluster.stuck_seconds=14")
+    done = ecrm(*line, "--", str(tmp_path / "tried"), cwd=tmp_path, timeout=150)
+    assert done.returncode == 0, done.stderr
+    (told,) = [line for line in done.stdout.splitlines() if "nothing has gone on" in line]
+    assert "in step 3 (" in told and told.endswith("rank 4 is at step 3, slot 1")
+    assert "! rank 4: it has worked by itself for 14 s, without a call" in done.stderr
+    assert "rank 4 died in step 3" in done.stdout

@@ -1,0 +1,69 @@
+"""Says when a run stands still, and which ranks it waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from ecrm.console import say
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import Hooks
+from ecrm.engine.slot_faults import Place
+from ecrm.wording import named
+
+QUIET_SECONDS = 10.0
+"""A run in which nothing begins for so long is told to stand still."""
+
+
+class Standstill:
+    """Looks once a second, on a thread, whether something has begun on this rank.
+
+    It goes between an engine and its `hooks`, of which it needs the phases. The reporter says one
+    line for each standstill. `places` gives where the script's own code is,
+    by rank, of ranks on this host; nothing for the built-in trainer.
+    """
+
+    def __init__(self, hooks: Hooks, seconds: float = QUIET_SECONDS) -> None:
+        self._seconds, self._hooks = seconds, hooks
+        self._begun, self._where, self._told = 0, (0, ""), False
+        self.places: Callable[[], Mapping[int, Place]] = dict
+        self._phase, hooks.phase = hooks.phase, self._begins
+
+    def _begins(self, step: int, name: str) -> None:
+        """A phase begins on this rank."""
+        self._begun += 1
+        self._where = step, name
+        self._phase(step, name)
+
+    def watch(self, engine: Engine) -> None:
+        """Look from now on, until the process ends."""
+        self._engine = engine
+        threading.Thread(target=self._watch, name="standstill", daemon=True).start()
+
+    def _watch(self) -> None:
+        seen, quiet, tick = self._now(), 0.0, min(1.0, self._seconds / 4)
+        pause = threading.Event()
+        while not pause.wait(tick):
+            now = self._now()
+            quiet = 0.0 if now != seen else quiet + tick
+            self._told = self._told and now == seen
+            seen = now
+            if self._begun and quiet >= self._seconds and not self._told:
+                self._told = True
+                if self._engine.rank == self._engine.view.reporter:
+                    say(self.in_words())
+
+    def _now(self) -> object:
+        return self._begun, self._engine.state.commits, self.places()
+
+    def in_words(self) -> str:
+        """What a standstill looks like from this rank."""
+        step, phase = self._where
+        at = dict(sorted(self.places().items()))
+        if not at:
+            return f"! nothing has gone on for {self._seconds:g} s, in step {step} ({phase})"
+        work = "; ".join(f"{named('rank', [rank])} is at {place}" for rank, place in at.items())
+        return (
+            f"! nothing has gone on for {self._seconds:g} s, in step {step} ({phase}): the "
+            f"script's own code is waited for: {work}"
+        )
