@@ -33,7 +33,9 @@ def check_share(path: Path, place: int = 0, of: int = 1) -> None:
     with path.open("rb") as file:
         try:
             parts = list(_of_torch(file) if zipfile.is_zipfile(file) else _of_safetensors(file))
-        except (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
+        except OSError:
+            raise
+        except Exception:  # what zipfile raises for damaged files has no common class
             raise DataError(f"{path} is damaged: its checksums cannot be read") from None
         for name, right in parts[place::of]:
             if not right():
@@ -56,7 +58,9 @@ def _is_right_in_zip(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
         with archive.open(entry) as part:  # which raises at its end where the CRC-32 is another
             while part.read(_PIECE):
                 pass
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError):
+    except OSError:
+        raise
+    except Exception:  # zipfile's, and those of codecs for names
         return False
     return True
 

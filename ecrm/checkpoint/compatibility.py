@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.checkpoint.folder import Checkpoint, locate
+from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.checkpoint.trained import Trained
 from ecrm.config.schema import Config
 from ecrm.data.dataset_info import read_manifest
@@ -233,8 +234,9 @@ def plan_resume(given: Path | None, trained: Trained) -> tuple[list[Checkpoint],
         return [], []
     found, refused = locate(given)
     said = found[0].manifest.identity
-    trained.check_identity(found[0].path, said)
-    mine = trained.identity(trained.began(found[0]), begun_as(said))
+    with as_a_run_writes(found[0].path):
+        trained.check_identity(found[0].path, said)
+        mine = trained.identity(trained.began(found[0]), begun_as(said))
     return [
         found[0],
         *(other for other in found[1:] if same_bits(other.manifest.identity, mine)),

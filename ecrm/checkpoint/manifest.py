@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import zlib
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecrm.errors import DataError, UsageError
+from ecrm.errors import DataError, EcrmError, UsageError
 
 NAME = "manifest.json"
 FORMAT = "ecrm-checkpoint"
@@ -94,9 +95,79 @@ def parse(data: bytes, name: str) -> Manifest:
         manifest = Manifest(**fields)
         if manifest.checksum != said:
             raise ValueError("its checksum does not match")
+        if wrong := _first_wrong(manifest):
+            raise ValueError(f"its {wrong} is not what a run writes")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{name}: damaged manifest: {error}") from None
     return manifest
+
+
+def _first_wrong(manifest: Manifest) -> str:
+    """The first field with a value that no run has written; "" for none."""
+    counts = {"step": manifest.step, "chain": manifest.chain}
+    for name, value in counts.items():
+        if not _is_count(value):
+            return name
+    base = manifest.base
+    if base is not None and not (
+        isinstance(base, dict) and all(_is_count(base.get(key)) for key in ("step", "checksum"))
+    ):
+        return "base"
+    if not isinstance(manifest.identity, dict):
+        return "identity"
+    for name in ("record_bytes", "space_rows"):
+        if not _are_counts(getattr(manifest, name)):
+            return name
+    for entry in _entries(manifest.files):
+        file, space = entry.get("name"), entry.get("space")
+        if not isinstance(file, str) or Path(file).name != file or file in ("", ".."):
+            return "list of files"
+        if not isinstance(space, int) or not -1 <= space < len(manifest.record_bytes):
+            return f"file {file}"
+        of_rows = ("rows", "frames") if space >= 0 else ()
+        if not all(_is_count(entry.get(key)) for key in (*of_rows, "bytes", "crc32")):
+            return f"file {file}"
+    for entry in _entries(manifest.dense):
+        if not isinstance(entry.get("dtype"), str) or not _are_counts(entry.get("shape")):
+            return "list of dense tensors"
+    rows = manifest.evaluations
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        return "list of evaluations"
+    return ""
+
+
+def _entries(value: Any) -> list[dict[str, Any]]:
+    """The dicts of a list; one without entries for each that is none, or for what is no list."""
+    return (
+        [each if isinstance(each, dict) else {} for each in value]
+        if (isinstance(value, list))
+        else [{}]
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(map(_is_count, values))
+
+
+@contextlib.contextmanager
+def as_a_run_writes(path: Path) -> Iterator[None]:
+    """Around what reads the identity in a manifest: DataError where no run has written that.
+
+    An identity has other keys for each kind of model, and they are not checked one by one.
+    """
+    try:
+        yield
+    except (EcrmError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise DataError(
+            f"{path}: its manifest says of its model what no run has written ({what})"
+        ) from None
 
 
 def checksums_of(path: Path) -> Iterator[int]:

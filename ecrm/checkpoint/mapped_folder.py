@@ -13,6 +13,7 @@ from typing import Any
 from ecrm.checkpoint.compatibility import check_steps
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import locate
+from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.checkpoint.trained import Trained
 from ecrm.config.schema import Config
 from ecrm.errors import DataError, EcrmError, UsageError
@@ -175,5 +176,6 @@ def _check_fit(folder: Path, config: Config, trained: Trained) -> None:
         raise UsageError(
             f"{folder}: files of {said['servers']} servers", {"cluster.servers": said["servers"]}
         )
-    trained.check_identity(folder, said["identity"])
-    trained.check_data(folder, said["identity"])
+    with as_a_run_writes(folder):
+        trained.check_identity(folder, said["identity"])
+        trained.check_data(folder, said["identity"])

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ecrm.checkpoint.model_file import safetensors_entries
-from ecrm.errors import DataError, UsageError
+from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.opened_file import OpenedFile
 
 _DTYPES = {
@@ -66,6 +66,11 @@ def open_model(path: Path) -> tuple[dict[str, Any], OpenedFile]:
             found = _of_torch(mapped) if is_torch else _of_safetensors(mapped)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
+    except EcrmError:
+        raise
+    except Exception as error:  # what torch raises for damaged files has no common class
+        first = str(error).strip().partition("\n")[0]
+        raise DataError(f"{path} cannot be read, it is damaged: {first}") from None
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds a {type(found).__name__}, no state_dict", otherwise=SAVE)
     _check_that_it_is_flat(path, found)

@@ -7,6 +7,7 @@ import argparse
 from ecrm.atomic_files import staged_file
 from ecrm.checkpoint.export import FORMATS, export
 from ecrm.checkpoint.folder import locate
+from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.errors import UsageError
 from ecrm.paths import typed_path
 from ecrm.wording import counted
@@ -46,7 +47,7 @@ def _run(args: argparse.Namespace) -> int:
     whole, refused = locate(args.checkpoint)
     for line in refused:
         print(line)
-    with staged_file(args.output) as file:
+    with as_a_run_writes(whole[0].path), staged_file(args.output) as file:
         tensors, size = export(whole[0], args.format, file, args.output.parent)
     print(
         f"{args.output}: step {whole[0].step}, {counted(tensors, 'tensor')}, "

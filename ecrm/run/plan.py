@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ecrm.checkpoint import compatibility
 from ecrm.checkpoint.compatibility import KEPT, begun_as, check_steps, plan_resume
 from ecrm.checkpoint.folder import Checkpoint, locate
+from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.checkpoint.mapped_folder import files_at, folder_to_go_on, new_folder, read_about
 from ecrm.checkpoint.trained import Trained
 from ecrm.config import Config
@@ -190,8 +191,9 @@ def _begin(config: Config, trained: Trained, kills: Sequence[Kill], init_from: P
             {"protection.name": "erasure"},
         )
     newest = locate(init_from)[0][0]
-    trained.check_init(newest.path, newest.manifest.identity)
-    began_as = {**begun_as(newest.manifest.identity), "init_from": newest.manifest.checksum}
+    with as_a_run_writes(newest.path):
+        trained.check_init(newest.path, newest.manifest.identity)
+        began_as = {**begun_as(newest.manifest.identity), "init_from": newest.manifest.checksum}
     steps = _steps_of(config, trained, kills)
     return Start(steps, trained.identity(0, began_as), begins_with=newest)
 

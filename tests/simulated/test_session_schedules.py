@@ -102,7 +102,7 @@ def test_copies_of_rows_that_skipped_steps_ask_for_are_their_records():
 
 def test_a_death_in_a_function_that_all_ranks_run_is_drawn_and_survived():
     verdict = run_schedule(draw(303, "sessions"))
-    assert verdict.mix["deaths in every"] == 1 and verdict.refused is None
+    assert verdict.mix["deaths in every"] >= 1 and verdict.refused is None
 
 
 def test_new_draws_are_there():
