@@ -135,6 +135,12 @@ RUN = (
         "the rank that takes the folder, at the start",
     ),
     File(
+        "told",
+        "one number",
+        "the step before which a script's functions for `on_commit` were called",
+        f"{REPORTER}, with each committed step of a script",
+    ),
+    File(
         "trace.json",
         "trace of Chrome, for ui.perfetto.dev",
         "with `--profile`: every phase of the last steps on every rank",

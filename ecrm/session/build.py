@@ -39,6 +39,7 @@ from ecrm.rank.rank_run import RankRun, RunStopped
 from ecrm.rank.whereabouts import Whereabouts
 from ecrm.run.run_folder import RunFolder
 from ecrm.session.loading import with_digests
+from ecrm.session.log_delivery import FileMark, NoMark
 from ecrm.session.progress import SessionProgress, steps_skipped
 from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, this_rank
 from ecrm.session.run import Started, Wanted, too_late
@@ -61,6 +62,8 @@ ALIKE = Alike(
     "copy the script and the config to every host, and give it the same arguments",
 )
 REMEDY = "lower the learning rates"
+TOLD = "told"
+"""The file in a run folder with the step before which functions for on_commit were called."""
 
 
 def start_run(wanted: Wanted) -> Started:
@@ -128,7 +131,9 @@ def start_run(wanted: Wanted) -> Started:
 
     typed = config.train.check_determinism
     check_steps = wanted.check_steps if typed < 0 else typed
-    return Started(rank_run, doing, progress.logged, check_steps)
+    finite = config.train.on_nonfinite == "stop"
+    mark = NoMark() if run.folder.path is None else FileMark(run.folder.path / TOLD)
+    return Started(rank_run, doing, progress.logged, check_steps, finite, mark)
 
 
 def _check_no_group() -> None:

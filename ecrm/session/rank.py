@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from ecrm.config.script import Script
@@ -43,6 +44,7 @@ class ThisRank:
     - `part`: the run that the Session has built, None before.
     - `place`: where in the training the script is, such as "step 7, slot 1"; "" for nowhere. In a
       slot, or in a batch of an evaluation, it is a `Place`.
+    - `saved_over`: files that it has saved, of which one may be what the run has begun with.
     """
 
     transport: Transport
@@ -52,6 +54,7 @@ class ThisRank:
     met: bool = False
     part: Part | None = None
     place: Place | str = ""
+    saved_over: list[Path] = field(default_factory=list)
 
 
 _this: list[ThisRank] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,6 +14,7 @@ from ecrm.engine.slot_faults import Place
 from ecrm.errors import Unrecoverable
 from ecrm.placement.tables import Table
 from ecrm.rank.step_loop import Run
+from ecrm.session.log_delivery import Mark, NoMark
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,16 @@ class Started:
       once and in order.
     - `check_steps`: of so many steps each slot is computed twice, to see whether the bits are the
       same.
+    - `mark`: how far the main rank has told the script of commits.
+    - `finite`: whether a model that is not finite is refused where it is saved.
     """
 
     run: Run
     doing: Callable[[Place | str], None] = _ignore
     logged: Callable[[int, Mapping[int, Mapping[str, float]]], None] = _ignore
     check_steps: int = 0
+    finite: bool = True
+    mark: Mark = field(default_factory=NoMark)
 
 
 def too_late(engine: Engine, trained: int) -> Unrecoverable:

@@ -30,6 +30,7 @@ from ecrm.rank.check_start import check_kernels
 from ecrm.rank.claim import Job
 from ecrm.rank.collective_check import collective_check
 from ecrm.rank.rank_run import RunStopped
+from ecrm.session.begun_file import forget
 from ecrm.session.own_frames import own_line, own_traceback
 from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, be
 
@@ -118,7 +119,10 @@ def _to_the_end(rank: ThisRank) -> int:
     if failure is not None:
         _fail(rank, failure)
     assert rank.part is not None
-    return rank.part.end()
+    code = rank.part.end()
+    for path in rank.saved_over if code == 0 else ():
+        forget(path)
+    return code
 
 
 def _execute(script: Script, rank: ThisRank) -> Failure | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from ecrm.checkpoint.model_file import ModelFile, Shape, as_array
 from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
 from ecrm.engine.table_digest import CHUNK_ROWS, gather_rows
-from ecrm.errors import EcrmError, UsageError
+from ecrm.errors import EcrmError, NotFinite, UsageError
 from ecrm.model.nested_state import packed, unpacked
 from ecrm.storage.base import Store
 from ecrm.transport.base import PeerFailure
@@ -74,14 +74,21 @@ def state_dict(
 
 
 def save(
-    engine: Engine, path: Path, dense: Mapping[str, Tensor], aliases: Mapping[str, str]
+    engine: Engine,
+    path: Path,
+    dense: Mapping[str, Tensor],
+    aliases: Mapping[str, str],
+    finite: Collection[str] | None = None,
+    before: Callable[[Path], None] = lambda path: None,
 ) -> None:
     """Collective, no row missing: write tables and `dense` tensors to a file, by their names.
 
     The reporter writes it; `dense` is needed there alone. `aliases` are {further name of a table:
-    name}: the file has such a table under both. The file appears once it is complete, in
-    the place of an older one. Raises EcrmError on every rank where it cannot be written, and
-    PeerFailure as transport calls do.
+    name}: the file has such a table under both. The file appears once it is complete, in the place
+    of an older one. With `finite`, names of parameters, all rows and these parameters must be
+    finite. `before(path)` is called on the reporter. Raises EcrmError on every rank where it cannot
+    be written, with the exit code of NotFinite where something is not finite, and PeerFailure as
+    transport calls do.
     """
     engine.enter("save")
     form, writes = format_of(path), engine.rank == engine.view.reporter
@@ -90,6 +97,7 @@ def save(
         file: ModelFile | None = None
         try:
             if writes:
+                before(path)
                 output = opened.enter_context(staged_file(path))
                 shapes = _tables(engine)
                 shapes |= {f"{n}.weight": shapes[f"{of}.weight"] for n, of in aliases.items()}
@@ -103,6 +111,12 @@ def save(
         for name, first, rows in _gathered(engine, engine.view.reporter):
             if file is not None and rows is not None:
                 file.arrays[name][first : first + len(rows)] = rows.numpy()
+                if finite is not None and trouble is None:
+                    trouble = _not_finite(path, f"row of {name}", rows)
+        if writes and finite is not None:
+            for name in sorted(dense.keys() & finite):
+                trouble = trouble or _not_finite(path, name, dense[name])
+        _share_trouble(engine, trouble)
         try:
             if file is not None:
                 for name, of in aliases.items():
@@ -114,6 +128,16 @@ def save(
         except (EcrmError, OSError) as error:
             trouble = _told(path, error)
         _share_trouble(engine, trouble)
+
+
+def _not_finite(path: Path, name: str, values: Tensor) -> NotFinite | None:
+    """That values are not finite, which are then not written."""
+    if not values.is_floating_point() or bool(values.isfinite().all()):
+        return None
+    return NotFinite(
+        f"{path} is not written: {'a ' if name.startswith('row of ') else ''}{name} is not finite; "
+        "lower the learning rates, or write it with --set train.on_nonfinite=warn"
+    )
 
 
 def _tables(engine: Engine) -> dict[str, Shape]:

@@ -25,18 +25,20 @@ from ecrm.paths import typed_path
 from ecrm.placement.tables import row_spaces
 from ecrm.session.alone import run_alone
 from ecrm.session.batch_rows import BatchRows, find_kjts
+from ecrm.session.begun_file import file_to_load, keep
 from ecrm.session.build import start_run
 from ecrm.session.data import Batches, feed_of, steps_of
 from ecrm.session.device import move, session_device
 from ecrm.session.evaluation import EvalBatches, Evaluation
 from ecrm.session.first_values import LARGEST_VALUES
 from ecrm.session.loading import load
-from ecrm.session.rank import is_rank
+from ecrm.session.log_delivery import Logged
+from ecrm.session.rank import is_rank, this_rank
 from ecrm.session.run import Start, Started, Wanted
 from ecrm.session.save import format_of, save, state_dict, undisturbed
 from ecrm.session.slot_work import SessionBatches, SlotWork
 from ecrm.session.sparse_schedule import rates_of
-from ecrm.session.step_loop import Every, Logged, SessionLoop, check_unchanged
+from ecrm.session.step_loop import Every, SessionLoop, check_unchanged
 from ecrm.session.swap import swap
 from ecrm.transport.gpu_copies import on_host
 
@@ -149,6 +151,7 @@ class Session:
         self._listeners: list[Callable[[int, Logged], None]] = []
         self._every: list[Every] = []
         self._evaluates_alone = False
+        self._opened: OpenedFile | None = None
         self._evaluation: Evaluation | None = None
         self.gathered: dict[str, Tensor] = {}
         """What the last loop over `eval_batches` has gathered, the same on every rank."""
@@ -202,8 +205,10 @@ class Session:
         """Have `listener(step, {slot: {name: value}})` called for each step that is committed.
 
         It gets what all slots have logged, also those of ranks that died since. It is called on
-        each rank that holds the dense parameters, once a step, in order of steps. Call it before
-        `steps`.
+        each rank that holds the dense parameters, once a step, in order of steps. For each step
+        `is_main` is true in one of these calls, whoever dies: a file that the main rank alone
+        writes gets each step once. Where the main rank dies in the function itself, the next one
+        calls it again. Call it before `steps`.
         """
         self._check_before("on_commit")
         self._listeners.append(listener)
@@ -387,13 +392,24 @@ class Session:
         It holds the module's state_dict under TorchRec's names, tables and all: a `.pt` file for
         torch.load, or a `.safetensors` file. The file appears once it is complete. Tables are
         gathered in windows: no rank ever holds a whole one. Raises an EcrmError on every rank where
-        it cannot be written.
+        it cannot be written, NotFinite where a row or a parameter is not finite, unless
+        `train.on_nonfinite` is "warn". Buffers are not looked at.
         """
         (_, started), target = self._running("save"), typed_path(path)
         format_of(target)
         check_unchanged(self.engine, "session.save")
         engine, aliases = started.run.engine, self._tables.aliases
-        self._together("save", lambda: save(engine, target, self._dense_state(), aliases))
+        finite = {name for name, _ in self.model.named_parameters()} if started.finite else None
+        self._together(
+            "save",
+            lambda: save(engine, target, self._dense_state(), aliases, finite, self._before_saving),
+        )
+
+    def _before_saving(self, target: Path) -> None:
+        """On the rank that is about to write a file."""
+        if self._opened is not None and is_rank():
+            keep(target.absolute(), self._opened)
+            this_rank().saved_over.append(target.absolute())
 
     def load(self, path: str | Path) -> None:
         """Before `steps`: begin with a model that was saved under TorchRec's names.
@@ -408,8 +424,10 @@ class Session:
         ends the run. Another file may take its name.
         """
         self._check_before("load")
-        source = typed_path(path).absolute()
+        named = typed_path(path).absolute()
+        source = file_to_load(named, is_rank() and this_rank().job.resume is not None)
         state, opened = open_model(source)
+        self._opened = opened
         self._load(state, f"session.load: {path}", str(source), opened)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -492,7 +510,8 @@ class Session:
         It is true on exactly one rank, once `steps` has begun.
         """
         engine = self._begun("is_main").run.engine
-        return engine.rank == engine.view.reporter
+        as_main = None if self._loop is None else self._loop.tells_as_main
+        return engine.rank == engine.view.reporter if as_main is None else as_main
 
     def _begun(self, what: str) -> Started:
         if self._started is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,22 +19,13 @@ from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.rank.step_loop import StepLoop
 from ecrm.session.determinism_check import kept
+from ecrm.session.log_delivery import LogDelivery, Logged
 from ecrm.session.rehearsal import SlotsElsewhere
 from ecrm.session.run import Started, too_late
 from ecrm.session.slot_work import SessionBatches, SlotWork
 from ecrm.transport.message import tensors
 
 Result = TypeVar("Result")
-
-Logged = Mapping[int, Mapping[str, float]]
-"""What slots have logged in a step: {slot: {name: value}}, slots ascending."""
-
-
-ENDS_LATER = 64
-"""So many steps after a committed one training ends where a listener of commits asks for that.
-
-All ranks know of the commit by then, whatever has failed meanwhile, and whatever the interval.
-"""
 
 
 @dataclass(frozen=True)
@@ -194,43 +184,6 @@ def ended_early(engine: Engine, steps: int) -> dict[str, Any] | None:
     return {"step": engine.step, "steps_wanted": steps, "best_step": None, "why": why}
 
 
-class LogDelivery:
-    """Tells what slots have logged, once for each committed step, and in order."""
-
-    def __init__(self, started: Started, tell: Callable[[int, Logged], None]) -> None:
-        self._engine, self._logged, self._tell = started.run.engine, started.logged, tell
-        self._told = self._engine.committed
-        self._telling = -1
-        self.ends_at = -1
-        """The step before which a listener wants training to end; -1 for none."""
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a listener is being told."""
-        return self._telling >= 0
-
-    def stop(self) -> None:
-        """The listener that is being told wants training to end."""
-        later = max(ENDS_LATER, 2 * self._engine.state.policy.commit_interval)
-        if self.ends_at < 0:
-            self.ends_at = self._telling + 1 + later
-
-    def deliver(self) -> None:
-        """Tell of the steps that are committed now, and let the engine forget their notes."""
-        engine = self._engine
-        for step in range(self._told, engine.committed):
-            notes = engine.state.log.of(step)
-            if notes:
-                logged = {slot: _read(note) for slot, note in notes.items()}
-                self._logged(step, logged)
-                self._telling = step
-                self._tell(step, logged)
-                self._telling = -1
-        if self._told < engine.committed:
-            self._told = engine.committed
-            engine.state.log.forget(self._told)
-
-
 class SessionLoop:
     """One rank's loop over the steps of a session.
 
@@ -254,7 +207,7 @@ class SessionLoop:
         self._check_from = self._engine.step
         self._check_until = self._check_from + started.check_steps
         self._elsewhere = SlotsElsewhere(self._engine, batches, work, self._check_until)
-        self._delivery = LogDelivery(started, tell)
+        self._delivery = LogDelivery(self._engine, started.logged, tell, started.mark)
         self._loop = StepLoop(
             started.run,
             batches,
@@ -272,6 +225,11 @@ class SessionLoop:
     def between_steps(self) -> bool:
         """Whether other things may be done together now: after the last step, or when due."""
         return self._over or self._between.allowed
+
+    @property
+    def tells_as_main(self) -> bool | None:
+        """Whether a step that is being told is the main rank's to tell; None outside of that."""
+        return self._delivery.as_main
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
         """Note values of the slot that is running; a name given again replaces its value."""
@@ -334,6 +292,7 @@ class SessionLoop:
                 self._elsewhere.check(part, part.result)
         if checking:
             self._tell_checked()
+        self._delivery.deliver(all_of_it=True)
         self._tell_reports()
         if ended := ended_early(self._engine, self._steps):
             self._engine.state.hooks.event({"event": "ended_early", **ended})
@@ -405,8 +364,3 @@ class SessionLoop:
             self._run.stop()
         except StepAborted:
             self.went_back()
-
-
-def _read(note: Tensor) -> dict[str, float]:
-    logged: dict[str, float] = json.loads(bytes(note.tolist()))
-    return logged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +17,10 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from ecrm.protection.base import Protection
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.replicate import ReplicateProtection
-from ecrm.session import step_loop
+from ecrm.session import log_delivery
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault
+from ecrm.transport.simulated import PhaseFault, RankKilled
 from support.sessions import Layout, Left, run
 
 ROWS, STEPS = 40, 20
@@ -128,9 +129,9 @@ DEATHS = {
 @pytest.fixture(autouse=True, scope="module")
 def soon():
     """Six steps after a commit instead of 64."""
-    before, step_loop.ENDS_LATER = step_loop.ENDS_LATER, 6
+    before, log_delivery.ENDS_LATER = log_delivery.ENDS_LATER, 6
     yield
-    step_loop.ENDS_LATER = before
+    log_delivery.ENDS_LATER = before
 
 
 @pytest.fixture(scope="module")
@@ -264,3 +265,63 @@ def test_a_schedule_that_steps_by_what_evaluations_report(by_main_alone):
             found = left(faults, interval)
             assert (found.tables, found.dense) == (calm.tables, calm.dense), (faults, interval)
             assert interval == 3 or found.deaths == len(faults)
+
+
+class SharedMark:
+    """A mark in memory that outlives ranks."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def read(self) -> int:
+        return self.step
+
+    def write(self, step: int) -> None:
+        self.step = step
+
+
+TOLD_PHASES = ("input", "lookup", "forward", "update", "parity", "dense", "commit")
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_the_main_rank_is_told_of_each_commit_once_whoever_dies(interval):
+    for phase in TOLD_PHASES:
+        for faults in (
+            [PhaseFault(3, 5, phase)],
+            [PhaseFault(3, 2, phase), PhaseFault(4, 7, phase)],
+        ):
+            told: list[int] = []
+            mark = SharedMark()
+
+            def listens(session: Session, told: list[int] = told) -> None:
+                session.on_commit(lambda step, logged: session.is_main and told.append(step))
+
+            def train(start: Callable[[Wanted], Any], mark: SharedMark = mark) -> Session:
+                begin = trained(prepare=listens, steps=9)
+                return begin(lambda wanted: replace(start(wanted), mark=mark))
+
+            run(faults, layout(interval), train)
+            assert told == list(range(9)), (phase, faults)
+
+
+def test_a_main_rank_that_dies_before_it_is_told_leaves_that_to_the_next():
+    """It dies after the commit, between two calls of the script."""
+    told: list[tuple[int, int]] = []
+    mark = SharedMark()
+
+    def listens(session: Session) -> None:
+        def heard(step: int, logged: Any) -> None:
+            if session.is_main:
+                if step == 4 and session.engine.rank == 3:
+                    raise RankKilled
+                told.append((step, session.engine.rank))
+
+        session.on_commit(heard)
+
+    def train(start: Callable[[Wanted], Any]) -> Session:
+        begin = trained(prepare=listens, steps=9)
+        return begin(lambda wanted: replace(start(wanted), mark=mark))
+
+    assert run((), layout(), train).deaths == 1
+    assert [step for step, _ in told] == list(range(9))
+    assert [rank for _, rank in told] == [3] * 4 + [4] * 5

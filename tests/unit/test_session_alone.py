@@ -25,7 +25,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import ecrm
 from ecrm.engine.table_digest import gather_rows
-from ecrm.errors import NotFinite, UsageError
+from ecrm.errors import EcrmError, NotFinite, UsageError
 from ecrm.session import save
 from ecrm.session.alone import PROCESSES
 from ecrm.storage.base import Store
@@ -342,6 +342,29 @@ def test_a_session_without_optimizers_evaluates_a_saved_model(tmp_path):
     assert torch.equal(session.gathered["score"], wanted.detach())
     with pytest.raises(UsageError, match="this session evaluates alone"):
         next(session.steps(ids, 3))
+
+
+def test_a_model_that_is_not_finite_is_not_saved(tmp_path):
+    def overflow(parameters: Any) -> None:
+        with torch.no_grad():
+            parameters[0].view(-1)[1] = float("inf")
+
+    session = ecrm.Session(
+        small(),
+        slots=2,
+        dense_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        before_step=overflow,
+    )
+    for kjt in session.steps(ids, 1):
+        score(session.model, kjt).square().mean().backward()
+    (tmp_path / "model.pt").write_bytes(b"before")
+    with pytest.raises(
+        EcrmError, match=r"model.pt is not written: over.weight is not finite"
+    ) as no:
+        session.save(tmp_path / "model.pt")
+    assert no.value.exit_code == NotFinite.exit_code
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+    assert (tmp_path / "model.pt").read_bytes() == b"before"
 
 
 def test_an_error_in_the_body_is_the_users_own():
