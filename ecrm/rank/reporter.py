@@ -290,6 +290,8 @@ class Reporter:
             for value in (fields["auc"], fields["log_loss"])
         )
         away = fields["shards_away"]
+        if fields["auc"] is None:
+            area = "- (all labels are alike)"
         without = f" without {named('shard', away)}" if away else ""
         return f"evaluation at step {fields['step']}{without}: auc {area}  log loss {loss}"
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ecrm.checkpoint.saved_model import open_model
+from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted
 from ecrm.engine.slot_faults import BEFORE_STEP, Place
@@ -39,7 +40,7 @@ from ecrm.session.save import format_of, save, state_dict, undisturbed
 from ecrm.session.slot_work import SessionBatches, SlotWork
 from ecrm.session.sparse_schedule import rates_of
 from ecrm.session.step_loop import Every, SessionLoop, check_unchanged
-from ecrm.session.swap import swap
+from ecrm.session.swap import large_embeddings, swap
 from ecrm.transport.gpu_copies import on_host
 
 Result = TypeVar("Result")
@@ -262,6 +263,9 @@ class Session:
             self._replica.tries_undo = started.check_steps > 0
             self._replica.used_by_steps = {"before_step": self._user_before_step}
             doing, engine = started.doing, started.run.engine
+            if engine.rank == engine.view.reporter:
+                for line in large_embeddings(self.model):
+                    say(line)
             slots = SessionBatches(feed, self._rows_of, engine, self._seed, doing)
             self._loop = SessionLoop(
                 started,

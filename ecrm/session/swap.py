@@ -39,6 +39,8 @@ _MANAGED = (
     ManagedCollisionCollection,
     ManagedCollisionModule,
 )
+LARGE_BYTES = 1 << 20
+"""An embedding of torch's own of so many bytes is told."""
 _FUSED = (FusedEmbeddingBagCollection, FusedEmbeddingCollection)
 
 
@@ -250,3 +252,23 @@ def _described(found: _Found) -> Table:
         optimizer_of(found.name, found.weight) or SparseOptimizer("sgd", 0.0),
         initial_of(config),
     )
+
+
+def large_embeddings(module: nn.Module) -> list[str]:
+    """A line for each embedding of torch's own that is large, and no table of the session."""
+    lines = []
+    for path, part in module.named_modules():
+        if not isinstance(part, nn.Embedding | nn.EmbeddingBag) or part.weight.is_meta:
+            continue
+        if (size := part.weight.nbytes) > LARGE_BYTES:
+            kind = (
+                "EmbeddingBagCollection"
+                if isinstance(part, nn.EmbeddingBag)
+                else ("EmbeddingCollection")
+            )
+            lines.append(
+                f"! {path} is a torch.nn.{type(part).__name__} of {size / 1e6:,.1f} MB: it is "
+                "replicated on each rank with slots, not sharded, and each step sends its whole "
+                f"gradient: use a torchrec.{kind}"
+            )
+    return lines

@@ -25,7 +25,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import row_spaces
 from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
 from ecrm.session.first_values import initial_of
-from ecrm.session.swap import swap
+from ecrm.session.swap import large_embeddings, swap
 from support.fetching import a_batch, check_gradients, fetched_rows
 
 META = torch.device("meta")
@@ -483,3 +483,19 @@ def test_models_of_torchrec_work_unmodified(name):
             assert ours.grad is None and name.removesuffix(".weight") in tables.values
         else:
             torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_large_embeddings_of_torchs_own_are_told():
+    model = nn.ModuleDict(
+        {
+            "bags": bags("a"),
+            "small": nn.Embedding(100, 8),
+            "users": nn.Embedding(50_000, 8),
+            "words": nn.EmbeddingBag(40_000, 8),
+        }
+    )
+    first, second = large_embeddings(model)
+    assert first.startswith("! users is a torch.nn.Embedding of 1.6 MB: it is replicated on each ")
+    assert first.endswith("use a torchrec.EmbeddingCollection")
+    assert second.startswith("! words is a torch.nn.EmbeddingBag of 1.3 MB")
+    assert second.endswith("use a torchrec.EmbeddingBagCollection")
