@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,18 +23,20 @@ _LONGEST = 10_000
 """Values of a list that count one by one; of a longer one, its length and its first values."""
 
 
-def batch_digest(batch: object) -> int:
+def batch_digest(batch: object, known: Mapping[int, int] = MappingProxyType({})) -> int:
     """The digest, 63 bits, of the tensors, arrays, numbers and words in a batch, in order.
 
     Looks into jagged tensors, TensorDicts, lists, tuples, dicts and objects with attributes. Of
-    other objects only the class counts.
+    other objects only the class counts. `known` are digests of tensors by their id.
     """
-    digests = np.fromiter(_digests(batch, _DEEPEST), np.uint64)
+    digests = np.fromiter(_digests(batch, _DEEPEST, known), np.uint64)
     return xxhash.xxh3_64_intdigest(digests.data) >> 1
 
 
-def _digests(value: object, levels: int) -> Iterator[int]:
-    if isinstance(value, Tensor):
+def _digests(value: object, levels: int, known: Mapping[int, int]) -> Iterator[int]:
+    if id(value) in known:
+        yield known[id(value)]
+    elif isinstance(value, Tensor):
         if value.layout == torch.strided and not value.is_meta:
             yield tensor_digest(on_host(value.detach())[0])
     elif isinstance(value, np.ndarray):
@@ -45,7 +48,7 @@ def _digests(value: object, levels: int) -> Iterator[int]:
     else:
         yield words_digest(type(value).__qualname__)
         for part in _parts(value) if levels else ():
-            yield from _digests(part, levels - 1)
+            yield from _digests(part, levels - 1, known)
 
 
 def _parts(value: Any) -> Iterable[object]:

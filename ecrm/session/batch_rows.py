@@ -71,6 +71,12 @@ class BatchRows:
         }
         return cls([rows for rows, _ in found], places, kjts)
 
+    @property
+    def digests(self) -> dict[int, int]:
+        """`tensor_digest` of tensors of ids and lengths on the CPU, by the id of the tensor."""
+        marked = (pair for pairs in self._made_of.values() for pair in pairs)
+        return {id(tensor): mark for tensor, mark in marked if tensor.is_cpu}
+
     def places(
         self, kjt: object, features: Mapping[str, JaggedTensor], layout: Layout
     ) -> Sequence[Tensor]:

@@ -15,6 +15,7 @@ from ecrm.model.determinism import seed_slot
 from ecrm.session.feed import Drawn, Feed, Source
 from ecrm.session.other_data import check_indexable, no_batches
 from ecrm.session.streams import Streams, StreamSource
+from ecrm.session.whole_number import whole
 from ecrm.session.workers import Worker
 
 
@@ -71,16 +72,10 @@ class Indexed:
         epochs: int | None = None,
         workers: int = 0,
     ) -> None:
-        try:
-            batch_size = operator.index(batch_size)  # also one of numpy's
-        except TypeError:
-            raise UsageError(f"Indexed(batch_size={batch_size!r}): give a whole number") from None
-        if batch_size < 1:
-            raise UsageError(f"Indexed(batch_size={batch_size}): at least 1 is needed")
-        if workers < 0:
-            raise UsageError(f"Indexed(workers={workers}): at least 0 are needed")
-        if epochs is not None and epochs < 1:
-            raise UsageError(f"Indexed(epochs={epochs}): at least 1 is needed, or None for no end")
+        batch_size = whole(batch_size, "Indexed(batch_size", 1)
+        workers, seed = whole(workers, "Indexed(workers", 0), operator.index(seed)
+        if epochs is not None:
+            epochs = whole(epochs, "Indexed(epochs", 1, ", or None for no end")
         check_indexable(dataset)
         self.dataset, self.batch_size, self._collate = dataset, batch_size, collate
         self._shuffle, self._seed = shuffle, seed
@@ -206,13 +201,13 @@ def steps_of(batches: Batches, slots: int, steps: int | None) -> int:
         raise no_batches(batches, "steps")
     if isinstance(batches, Indexed) and batches.epochs is not None:
         there = batches.steps(batches.epochs, slots)
-        return there if steps is None else min(steps, there)
+        return there if steps is None else min(operator.index(steps), there)
     if steps is None:
         raise UsageError(
             "session.steps(batches) does not say how many steps to train",
             otherwise="type session.steps(batches, 10_000), or give ecrm.Indexed its epochs",
         )
-    return steps
+    return operator.index(steps)
 
 
 def feed_of(batches: Batches, slots: int, steps: int, seed: int) -> Feed:

@@ -25,11 +25,14 @@ class Drawn:
 
     - `over`: the slot has no batch in this step, nor in a later one.
     - `after`: of a stream, its state after this batch; None for other data.
+    - `before`: of a stream, what its state before this batch is to be called from now on, since
+      that is only known now; None for as it was.
     """
 
     batch: Any
     over: bool = False
     after: bytes | None = None
+    before: bytes | None = None
 
 
 class Source(Protocol):

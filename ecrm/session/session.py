@@ -41,6 +41,7 @@ from ecrm.session.slot_work import SessionBatches, SlotWork
 from ecrm.session.sparse_schedule import rates_of
 from ecrm.session.step_loop import Every, SessionLoop, check_unchanged
 from ecrm.session.swap import large_embeddings, swap
+from ecrm.session.whole_number import whole
 from ecrm.transport.gpu_copies import on_host
 
 Result = TypeVar("Result")
@@ -103,25 +104,15 @@ class Session:
         device: torch.device | str | None = None,
         start: Start | None = None,
     ) -> None:
-        if slots < 1:
-            raise UsageError(f"Session(slots={slots}): at least 1 is needed")
-        if check_determinism < 0:
-            raise UsageError(
-                f"Session(check_determinism={check_determinism}): at least 0 is needed"
-            )
+        slots = whole(slots, "Session(slots", 1)
+        seed = whole(seed, "Session(seed", -(2**63))
+        check_determinism = whole(check_determinism, "Session(check_determinism", 0)
         if sparse_scheduler is not None:
             if sparse_rate is not None:
                 raise UsageError("Session has sparse_scheduler and sparse_rate: leave out one")
             sparse_rate = rates_of(sparse_scheduler)
-        for name, thing in (("dense_optimizer", dense_optimizer), ("scheduler", scheduler)):
-            if thing is not None and not callable(thing):
-                given = "parameters" if name == "dense_optimizer" else "optimizer"
-                raise UsageError(
-                    f"Session({name}=...) is a {type(thing).__name__}, which was made for other "
-                    "parameters or by hand",
-                    otherwise=f"give a function that makes it: {name}=lambda {given}: "
-                    f"{type(thing).__module__}.{type(thing).__name__}({given}, ...)",
-                )
+        _check_function("dense_optimizer", dense_optimizer, "parameters")
+        _check_function("scheduler", scheduler, "optimizer")
         self.model = model
         """The module, whose collections are the session's now: call it in the loop's body."""
         self.device = session_device(device)
@@ -324,8 +315,7 @@ class Session:
         step at which it is due.
         """
         self._check_before("every")
-        if steps < 1:
-            raise UsageError(f"session.every({steps}): at least 1 is needed")
+        steps = whole(steps, "session.every(steps", 1)
 
         def add(work: Callable[[], object]) -> Callable[[], object]:
             def to_the_end() -> None:
@@ -586,6 +576,16 @@ class Session:
     def _tell(self, step: int, logged: Logged) -> None:
         for listener in self._listeners:
             listener(step, logged)
+
+
+def _check_function(name: str, thing: Any, given: str) -> None:
+    """Raise UsageError where an optimizer or a schedule is given that is made already."""
+    if thing is not None and not callable(thing):
+        kind = f"{type(thing).__module__}.{type(thing).__name__}"
+        raise UsageError(
+            f"Session({name}=...) is a {kind}, and not a function that makes one",
+            otherwise=f"type {name}=lambda {given}: {type(thing).__name__}({given}, ...)",
+        )
 
 
 def _no_batch(step: int, slot: int) -> None:

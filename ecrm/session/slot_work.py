@@ -125,6 +125,8 @@ class SessionBatches:
                 f"the stream of slot {slot} has no batch for step {step}, and had one before",
                 otherwise="keep all that decides its batches in its state_dict",
             )
+        if drawn.before is not None:
+            self._after[step - 1, slot] = drawn.before
         if drawn.after is not None:
             self._after = {
                 place: state for place, state in self._after.items() if place[0] >= engine.step - 1
@@ -142,7 +144,8 @@ class SessionBatches:
             return SessionBatch(None, BatchRows(none, {}, ()), over=True)
         seed_slot(self._seed, step, -1 - slot)
         batch = aligned(drawn.batch)
-        return SessionBatch(batch, self._rows_of(batch), digest=batch_digest(batch))
+        rows = self._rows_of(batch)
+        return SessionBatch(batch, rows, digest=batch_digest(batch, rows.digests))
 
     def _before(self, step: int, slot: int) -> bytes | None:
         """The state of a slot's stream before a step, if it has one and that is known."""

@@ -12,6 +12,7 @@ from ecrm.errors import UsageError
 from ecrm.model.determinism import seed_slot
 from ecrm.model.nested_state import check_readable, read, written
 from ecrm.session.feed import Drawn
+from ecrm.session.whole_number import whole
 
 ENDED = b""
 """The state of a stream that has no batch any more."""
@@ -60,10 +61,9 @@ class Streams:
     def __init__(
         self, make: Callable[..., Stream], workers: int = 0, epochs: int | None = None
     ) -> None:
-        if workers < 0:
-            raise UsageError(f"Streams(workers={workers}): at least 0 are needed")
-        if epochs is not None and epochs < 1:
-            raise UsageError(f"Streams(epochs={epochs}): at least 1 is needed, or None for one")
+        workers = whole(workers, "Streams(workers", 0)
+        if epochs is not None:
+            epochs = whole(epochs, "Streams(epochs", 1, ", or None for one")
         self._make, self.workers, self.epochs = make, workers, epochs
 
     def make(self, slot: int, epoch: int) -> Stream:
@@ -113,15 +113,18 @@ class StreamSource:
         running = self._running.get(slot)
         if running is None or running.step != step:
             running = self._begun(step, slot, before)
+        known = None
         while running is not None:
             self._running[slot] = running
             try:
                 batch = next(running.batches)
             except StopIteration:
                 running = self._next_epoch(running, step, slot)
+                # a loader that has come to its end may begin anew with the state that it has there
+                known = None if running is None else _written({"epoch": running.epoch})
             else:
                 running.step, running.drawn = step + 1, True
-                return Drawn(batch, after=self._state(running, slot))
+                return Drawn(batch, after=self._state(running, slot), before=known)
         del self._running[slot]
         self._ends[slot] = step
         return Drawn(None, over=True, after=ENDED)
@@ -133,7 +136,7 @@ class StreamSource:
             running.readable = True
         if self._all.epochs is not None:
             state = {"epoch": running.epoch, "stream": state}
-        return written(state).numpy().tobytes()
+        return _written(state)
 
     def _next_epoch(self, running: _Running, step: int, slot: int) -> _Running | None:
         """What follows a stream that has ended; None after the last epoch."""
@@ -156,13 +159,16 @@ class StreamSource:
         if before is None:
             return self._made(step, slot, 0)
         state, epoch = read(torch.frombuffer(bytearray(before), dtype=torch.uint8)), 0
-        in_epochs = isinstance(state, dict) and state.keys() == {"epoch", "stream"}
+        begins = isinstance(state, dict) and state.keys() == {"epoch"}
+        in_epochs = begins or (isinstance(state, dict) and state.keys() == {"epoch", "stream"})
         if in_epochs != (self._all.epochs is not None):
             had = "with" if in_epochs else "without"
             raise UsageError(
                 f"the stream of slot {slot} goes on from one {had} epochs",
                 otherwise=f"give ecrm.Streams {had} epochs=",
             )
+        if begins:
+            return self._made(step, slot, state["epoch"])
         if in_epochs:
             state, epoch = state["stream"], state["epoch"]
         return self._made(step, slot, epoch, [state])
@@ -188,3 +194,7 @@ class StreamSource:
         batches = iter(stream)
         seed_slot(self._seed, step, -1 - slot)  # as where the stream runs on
         return _Running(stream, batches, step, epoch, drawn=bool(state))
+
+
+def _written(state: Any) -> bytes:
+    return written(state).numpy().tobytes()

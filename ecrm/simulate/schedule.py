@@ -14,7 +14,13 @@ from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.simulate.promise import ROLLING_BACK
-from ecrm.simulate.session_model import SessionModel, draw_features, draw_model, draw_more
+from ecrm.simulate.session_model import (
+    SessionModel,
+    draw_features,
+    draw_model,
+    draw_more,
+    draw_variants,
+)
 from ecrm.simulate.workload import Workload
 from ecrm.storage import fbgemm_installed
 from ecrm.wording import counted
@@ -223,7 +229,9 @@ def draw(seed: int, suite: str) -> Schedule:
                 model = replace(model, checkpoints=model.checkpoints or 3)
             else:  # it goes on from its files
                 model = replace(model, checkpoints=0, stops=0)
-        model = draw_features(model, workload.falls, random.Random(f"parts of {seed}"))
+        model = draw_variants(
+            draw_features(model, workload.falls, random.Random(f"parts of {seed}"))
+        )
         seldom = random.Random(f"cluster {seed}")
         if seldom.random() < EXACT_WHILE_SHARE and workload.protection not in ROLLING_BACK:
             name = seldom.choice(("none", "stateless"))

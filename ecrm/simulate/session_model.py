@@ -23,6 +23,41 @@ ROW_OPTIMIZERS = (
 )
 DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
 SCHEDULERS = ("", "", "cosine", "step", "warm-up")
+TORCH_OPTIMIZERS = (
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "Adamax",
+    "AdamW",
+    "ASGD",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)
+"""Optimizers of torch by the names of their classes; Muon takes matrices alone."""
+TORCH_SCHEDULERS = (
+    "ChainedScheduler",
+    "ConstantLR",
+    "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts",
+    "CyclicLR",
+    "ExponentialLR",
+    "LambdaLR",
+    "LinearLR",
+    "MultiplicativeLR",
+    "MultiStepLR",
+    "OneCycleLR",
+    "PolynomialLR",
+    "SequentialLR",
+    "StepLR",
+    "SWALR",
+)
+"""All schedulers of torch that step with each step, by the names of their classes."""
+VARIANT_SHARE = 0.5
+"""Share of the models that have one of these, and of those that leave batches out."""
 DATA = ("a function", "Indexed", "Streams")
 LOADS = ("", "a file", "a state_dict")
 NEW_SHARE = 0.5
@@ -67,6 +102,7 @@ class SessionModel:
     - `evaluates_indexed`: whether evaluations have their batches from an `ecrm.Indexed`.
     - `reads`: whether they read the whole model, too.
     - `checks`: of how many steps each slot is computed twice.
+    - `skips`: whether some batches are left out.
     """
 
     kind: str
@@ -96,6 +132,7 @@ class SessionModel:
     evaluates_indexed: bool = False
     reads: bool = False
     checks: int = 0
+    skips: bool = False
 
     @property
     def tables(self) -> tuple[DrawnTable, ...]:
@@ -137,6 +174,9 @@ class SessionModel:
                 ("evaluations on Indexed", self.evaluates_indexed),
                 ("evaluations that read the model", self.reads),
                 ("slots that are computed twice", self.checks),
+                ("batches left out", self.skips),
+                (f"torch's {self.dense_optimizer}", self.dense_optimizer in TORCH_OPTIMIZERS),
+                (f"torch's {self.scheduler}", self.scheduler in TORCH_SCHEDULERS),
                 ("several row optimizers", len({t.optimizer for t in self.tables}) > 1),
             )
             if there
@@ -244,6 +284,22 @@ def draw_features(model: SessionModel, falls: bool, rng: random.Random) -> Sessi
         evaluates_indexed=bool(model.evaluates) and drawn["evaluates_indexed"],
         reads=bool(model.evaluates) and drawn["reads"],
         checks=checks,
+    )
+
+
+def draw_variants(model: SessionModel) -> SessionModel:
+    """The model with another optimizer or schedule of torch's, or with batches left out.
+
+    Drawn from the model itself, so that all else is drawn as without.
+    """
+    rng = random.Random(str(model))
+    optimizer, scheduler = rng.choice(TORCH_OPTIMIZERS), rng.choice(TORCH_SCHEDULERS)
+    one, other, third = (rng.random() < VARIANT_SHARE for _ in range(3))
+    return replace(
+        model,
+        dense_optimizer=optimizer if one else model.dense_optimizer,
+        scheduler=scheduler if other else model.scheduler,
+        skips=third,
     )
 
 

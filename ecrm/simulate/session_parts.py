@@ -26,7 +26,7 @@ from torchrec.models.deepfm import SimpleDeepFMNN
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from ecrm.simulate.session_model import DrawnTable, SessionModel
+from ecrm.simulate.session_model import TORCH_OPTIMIZERS, DrawnTable, SessionModel
 
 META = torch.device("meta")
 DENSE = 4
@@ -62,6 +62,29 @@ _SCHEDULERS: Mapping[str, Callable[[torch.optim.Optimizer], Any]] = {
         [3],
     ),
 }
+_TORCH_RATES = {"Adadelta": 0.5, "Adafactor": 0.05, "SGD": 0.1}
+_lrs = torch.optim.lr_scheduler
+_TORCH_SCHEDULERS: Mapping[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "ChainedScheduler": lambda opt: _lrs.ChainedScheduler(
+        [_lrs.ConstantLR(opt, 0.5, 3), _lrs.ExponentialLR(opt, 0.9)]
+    ),
+    "ConstantLR": lambda opt: _lrs.ConstantLR(opt, 0.5, 4),
+    "CosineAnnealingLR": lambda opt: _lrs.CosineAnnealingLR(opt, 7),
+    "CosineAnnealingWarmRestarts": lambda opt: _lrs.CosineAnnealingWarmRestarts(opt, 3, 2),
+    "CyclicLR": lambda opt: _lrs.CyclicLR(opt, 0.01, 0.1, 2, cycle_momentum=False),
+    "ExponentialLR": lambda opt: _lrs.ExponentialLR(opt, 0.9),
+    "LambdaLR": lambda opt: _lrs.LambdaLR(opt, lambda step: 1 / (1 + step)),
+    "LinearLR": lambda opt: _lrs.LinearLR(opt, 0.1, total_iters=5),
+    "MultiplicativeLR": lambda opt: _lrs.MultiplicativeLR(opt, lambda step: 0.95),
+    "MultiStepLR": lambda opt: _lrs.MultiStepLR(opt, [1, 3, 3, 6], 0.5),
+    "OneCycleLR": lambda opt: _lrs.OneCycleLR(opt, 0.1, total_steps=1000, cycle_momentum=False),
+    "PolynomialLR": lambda opt: _lrs.PolynomialLR(opt, 9, 2.0),
+    "SequentialLR": lambda opt: _lrs.SequentialLR(
+        opt, [_lrs.ConstantLR(opt, 0.5, 2), _lrs.MultiStepLR(opt, [2, 2], 0.5)], [3]
+    ),
+    "StepLR": lambda opt: _lrs.StepLR(opt, 3, 0.5),
+    "SWALR": lambda opt: torch.optim.swa_utils.SWALR(opt, 0.01, 4),
+}
 _BEGINNINGS: Mapping[str, dict[str, Any]] = {
     "usual": {},
     "bounds": {"weight_init_min": -0.1, "weight_init_max": 0.4},
@@ -72,12 +95,16 @@ _BEGINNINGS: Mapping[str, dict[str, Any]] = {
 
 def dense_optimizer(model: SessionModel) -> Callable[[Sequence[nn.Parameter]], Any]:
     """What makes the optimizer of the dense part."""
-    return _DENSE_OPTIMIZERS[model.dense_optimizer]
+    name = model.dense_optimizer
+    if name in TORCH_OPTIMIZERS:
+        kind, rate = getattr(torch.optim, name), _TORCH_RATES.get(name, 0.01)
+        return lambda parameters: kind(parameters, lr=rate)
+    return _DENSE_OPTIMIZERS[name]
 
 
 def scheduler(model: SessionModel) -> Callable[[torch.optim.Optimizer], Any] | None:
     """What makes its scheduler, None for none."""
-    return _SCHEDULERS.get(model.scheduler)
+    return {**_SCHEDULERS, **_TORCH_SCHEDULERS}.get(model.scheduler)
 
 
 def row_scheduler(optimizer: torch.optim.Optimizer) -> Any:

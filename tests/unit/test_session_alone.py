@@ -12,6 +12,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchrec
@@ -569,3 +570,36 @@ def test_a_table_is_saved_without_being_held(name, rows_at_once, tmp_path, monke
     held = max(largest.bytes, by_python) / (4 * rows * dim)
     assert (tmp_path / name).stat().st_size >= 4 * rows * dim
     assert held < 0.5 if rows_at_once < rows else held >= 1
+
+
+def test_numbers_may_come_from_numpy_and_torch():
+    session = ecrm.Session(
+        small(),
+        slots=np.int64(2),
+        seed=torch.tensor(3),
+        check_determinism=np.int32(0),
+        dense_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    session.every(np.int64(2))(lambda: None)
+    for kjt in session.steps(ids, np.int64(3)):
+        score(session.model, kjt).square().mean().backward()
+    assert session.engine.step == 3
+    with pytest.raises(UsageError, match=r"Session\(slots=2.0\): give a whole number"):
+        ecrm.Session(small(), slots=2.0)
+
+
+def test_an_optimizer_or_a_schedule_that_is_made_already_is_named():
+    made = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(made, 2)
+    told = (
+        r"is a torch.optim.sgd.SGD, and not a function that makes one: type dense_optimizer=lambda"
+    )
+    with pytest.raises(UsageError, match=told):
+        ecrm.Session(small(), slots=1, dense_optimizer=made)
+    with pytest.raises(UsageError, match="type scheduler=lambda optimizer: StepLR.optimizer, ..."):
+        ecrm.Session(
+            small(),
+            slots=1,
+            dense_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            scheduler=schedule,
+        )

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
+from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ecrm.errors import UsageError
 from ecrm.model.nested_state import read
 from ecrm.session.data import feed_of
 from ecrm.session.feed import Feed
-from ecrm.session.streams import Streams
+from ecrm.session.streams import ENDED, Streams
 
 STEPS = 8
 
@@ -70,6 +71,12 @@ def iterated(slot: int, epoch: int) -> StatefulDataLoader[Tensor]:
     return StatefulDataLoader(Iterated(slot), batch_size=4)
 
 
+def nodes(slot: int, epoch: int) -> Loader[Tensor]:
+    """A loader that begins anew where the state of its end is loaded."""
+    samples = [torch.tensor([number, slot]) for number in range(len(Noisy(slot)))]
+    return Loader(Mapper(Batcher(IterableWrapper(samples), 4, drop_last=False), torch.stack))
+
+
 def draw(feed: Feed, first: int, states: dict[int, bytes | None]) -> list[list[Any]]:
     """(batch, state before it) of both slots, from a step on to the last one."""
     rows = []
@@ -78,13 +85,16 @@ def draw(feed: Feed, first: int, states: dict[int, bytes | None]) -> list[list[A
         for slot in (0, 1):
             drawn = feed.draw(step, slot, [0, 1], states[slot])
             row.append((None if drawn.over else drawn.batch.clone(), states[slot]))
+            # the state after the batch before, as a session has it once it has drawn this one
+            if drawn.over or drawn.before is not None:
+                row[-1] = (row[-1][0], ENDED if drawn.over else drawn.before)
             states[slot] = drawn.after
         rows.append(row)
     return rows
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", [indexed, drawn_order, given_order, iterated])
+@pytest.mark.parametrize("make", [indexed, drawn_order, given_order, iterated, nodes])
 def test_a_stateful_loader_goes_on_at_every_step_with_the_same_bits(make, workers):
     streams = Streams(make, workers, epochs=2)
     feed = feed_of(streams, 2, STEPS, 0)
