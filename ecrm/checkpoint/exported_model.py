@@ -96,7 +96,9 @@ class _Beginnings:
             except EcrmError:
                 self._state = {}
         values = self._state.get(f"{name}.weight")
-        if not isinstance(values, Tensor) or values.shape != (table["rows"], table["dim"]):
+        if not isinstance(values, Tensor) or values.dim() != 2:
+            return None
+        if values.shape[1] != table["dim"] or len(values) > table["rows"]:
             return None
         found = FileValues(values, self._loaded)
         digest = digest_of_windows(found.window_digest(first) for first in found.windows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ def load(
     where: str,
     source: str = "",
     opened: OpenedFile | None = None,
+    strict: bool = True,
 ) -> list[Table]:
     """Put all of a state_dict but tables into a module; returns tables that begin with its rows.
 
@@ -39,12 +40,17 @@ def load(
     "" where they are in memory, of which tables then keep a copy. `opened` tells that file from
     others of its name. The module stays as it is where UsageError is raised: for names that are
     missing or too many, other shapes and dtypes, or two numbers for one table in memory.
-    `with_digests` and `check_names` look at those in files.
+    `with_digests` and `check_names` look at those in files. Where that is not `strict`, tables may
+    have more rows here, and what the state lacks stays as it is.
     """
+    tables = list(tables)
     here = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
-    _check(here, state, where)
+    _check(here, state, where, () if strict else [f"{table.name}.weight" for table in tables])
+    _check_grown(tables, state, where)
     others: dict[str, dict[str, Tensor]] = {}
     for alias, name in aliases.items():
+        if not {f"{name}.weight", f"{alias}.weight"} <= state.keys():
+            continue
         one, other = state[f"{name}.weight"], state[f"{alias}.weight"]
         if one is not other:
             others.setdefault(name, {})[alias] = other.detach()
@@ -59,6 +65,9 @@ def load(
     )
     loaded = []
     for table in tables:
+        if f"{table.name}.weight" not in state:
+            loaded.append(table)
+            continue
         values = state[f"{table.name}.weight"].detach()
         initial: Initial
         if source:
@@ -69,15 +78,74 @@ def load(
     return loaded
 
 
-def _check(here: Mapping[str, Tensor], state: Mapping[str, Any], where: str) -> None:
+def _check(
+    here: Mapping[str, Tensor], state: Mapping[str, Any], where: str, tables: Collection[str]
+) -> None:
+    """Raise UsageError where names, shapes or dtypes differ.
+
+    With names of `tables`, these may have fewer rows there, and anything may be missing there.
+    """
     there = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    lines = []
+    if differing := _differing(here, there, tables):
+        lines = [
+            f"{name} is {_in_words(there.get(name))} there, {_in_words(here.get(name))} here"
+            for name in differing
+        ]
+        weights = [name for name, tensor in here.items() if tensor.is_meta]
+        helps = where.startswith("session.load: ") and not _differing(here, there, weights)
+        raise UsageError(
+            f"{where} is of another model: {listed(lines)}",
+            otherwise="for new rows type strict=False" if helps else "",
+        )
+
+
+def _differing(
+    here: Mapping[str, Tensor], there: Mapping[str, Tensor], tables: Collection[str]
+) -> list[str]:
+    """The names of tensors that differ; `tables` as in `_check`."""
+    found = []
     for name in {**here, **there}:
-        ours, theirs = (_in_words(of.get(name)) for of in (here, there))
-        if ours != theirs:
-            lines.append(f"{name} is {theirs} there, {ours} here")
-    if lines:
-        raise UsageError(f"{where} is of another model: {listed(lines)}")
+        if _in_words(here.get(name)) == _in_words(there.get(name)) or (
+            tables and name not in there
+        ):
+            continue
+        if not (name in tables and name in here and _is_smaller(there[name], here[name])):
+            found.append(name)
+    return found
+
+
+def _is_smaller(there: Tensor, here: Tensor) -> bool:
+    """Whether a table has fewer rows there, of the same width and dtype."""
+    alike = there.dtype == here.dtype and there.shape[1:] == here.shape[1:]
+    return alike and there.dim() == 2 and 0 < len(there) < len(here)
+
+
+def _check_grown(tables: Iterable[Table], state: Mapping[str, Any], where: str) -> None:
+    """Raise UsageError where the new rows of a table could not begin as it says."""
+    for table in tables:
+        values = state.get(f"{table.name}.weight")
+        if values is not None and len(values) < table.rows and table.initial is not None:
+            raise UsageError(
+                f"{where}: table {table.name} has {table.rows - len(values):,} rows more here, and "
+                "an initialization of its own",
+                otherwise="leave out its weight_init_min, weight_init_max and init_fn",
+            )
+
+
+def new_here(module: nn.Module, tables: Iterable[Table], state: Mapping[str, Any]) -> list[str]:
+    """A line for what a module has and the loaded state has not: tensors, and rows of tables."""
+    missing = [
+        name
+        for name, tensor in module.state_dict().items()
+        if isinstance(tensor, Tensor) and name not in state
+    ]
+    lines = [f"{listed(missing)} not in the file, new here"] if missing else []
+    for table in tables:
+        initial = table.initial
+        known = len(initial.values) if isinstance(initial, Values | FileValues) else table.rows
+        if known < table.rows:
+            lines.append(f"table {table.name} has {table.rows - known:,} new rows")
+    return lines
 
 
 def _in_words(tensor: Tensor | None) -> str:

@@ -32,7 +32,7 @@ from ecrm.session.data import Batches, feed_of, steps_of
 from ecrm.session.device import move, session_device
 from ecrm.session.evaluation import EvalBatches, Evaluation
 from ecrm.session.first_values import LARGEST_VALUES
-from ecrm.session.loading import load
+from ecrm.session.loading import load, new_here
 from ecrm.session.log_delivery import Logged
 from ecrm.session.rank import is_rank, this_rank
 from ecrm.session.run import Start, Started, Wanted
@@ -144,6 +144,7 @@ class Session:
         self._every: list[Every] = []
         self._evaluates_alone = False
         self._opened: OpenedFile | None = None
+        self._told_at_start: list[str] = []
         self._evaluation: Evaluation | None = None
         self.gathered: dict[str, Tensor] = {}
         """What the last loop over `eval_batches` has gathered, the same on every rank."""
@@ -255,7 +256,7 @@ class Session:
             self._replica.used_by_steps = {"before_step": self._user_before_step}
             doing, engine = started.doing, started.run.engine
             if engine.rank == engine.view.reporter:
-                for line in large_embeddings(self.model):
+                for line in (*self._told_at_start, *large_embeddings(self.model)):
                     say(line)
             slots = SessionBatches(feed, self._rows_of, engine, self._seed, doing)
             self._loop = SessionLoop(
@@ -405,13 +406,17 @@ class Session:
             keep(target.absolute(), self._opened)
             this_rank().saved_over.append(target.absolute())
 
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, strict: bool = True) -> None:
         """Before `steps`: begin with a model that was saved under TorchRec's names.
 
         The file is one of `session.save`, of torch.save of the model's state_dict, or safetensors.
         Every rank must see it, and it must stay as it is until the run is complete: a row is read
         from it when it is asked for and no step has updated it. So no rank ever holds a whole
         table. Optimizers and registered objects are as they are without it.
+
+        Where that is not `strict`, tables may have more rows here than there, and tables and other
+        tensors may be missing there: the new ones begin as without it. A line tells of them. What
+        is there and not here is refused.
 
         Raises UsageError where there is no such file, or names, shapes or dtypes are not those of
         the model: it says which. Raises DataError where it is cut short. A file that has changed
@@ -422,7 +427,9 @@ class Session:
         source = file_to_load(named, is_rank() and this_rank().job.resume is not None)
         state, opened = open_model(source)
         self._opened = opened
-        self._load(state, f"session.load: {path}", str(source), opened)
+        self._load(state, f"session.load: {path}", str(source), opened, strict)
+        told = [] if strict else new_here(self.model, self._described, state)
+        self._told_at_start = [f"session.load: {line}" for line in told]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Before `steps`: begin with a state_dict under TorchRec's names, the same on all ranks.
@@ -456,9 +463,10 @@ class Session:
         where: str,
         source: str = "",
         opened: OpenedFile | None = None,
+        strict: bool = True,
     ) -> None:
         tables, aliases = self._described, self._tables.aliases
-        self._described = load(self.model, tables, aliases, state, where, source, opened)
+        self._described = load(self.model, tables, aliases, state, where, source, opened, strict)
 
     def _check_size(self, what: str, otherwise: str) -> None:
         """Raise UsageError where the tables are too large for every rank to hold them."""

@@ -49,6 +49,9 @@ class InitialRows:
             of_table = rows[here] - self._space.offsets[number]
             if isinstance(table.initial, Values | FileValues):
                 (numbers,) = on_host(of_table)
+                there = numbers < len(table.initial.values)  # a table may have grown
+                if not there.all():
+                    here, numbers = here[on_device(here.device, there)], numbers[there]
                 values[here] = on_device(rows.device, table.initial.read(numbers))
             elif isinstance(table.initial, InitFunction):
                 made = self._filled(number, table.initial, of_table)

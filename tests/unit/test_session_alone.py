@@ -603,3 +603,50 @@ def test_an_optimizer_or_a_schedule_that_is_made_already_is_named():
             dense_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
             scheduler=schedule,
         )
+
+
+def test_a_table_that_has_grown_keeps_its_old_rows(tmp_path, capsys):
+    def with_rows(rows: int, extra: bool = False) -> nn.Module:
+        configs = [
+            EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=4, feature_names=["f"])
+        ]
+        if extra:
+            more = EmbeddingBagConfig(
+                name="u", num_embeddings=7, embedding_dim=4, feature_names=["g"]
+            )
+            configs.append(more)
+        bags = torchrec.EmbeddingBagCollection(device=torch.device("meta"), tables=configs)
+        apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.1})
+        return bags
+
+    def trained(module: nn.Module, path: Any = None, **how: Any) -> dict[str, Tensor]:
+        session = ecrm.Session(module, slots=1, seed=5)
+        if path is not None:
+            session.load(path, **how)
+        for kjt in session.steps(a_kjt, 1):
+            session.model(kjt).values().square().mean().backward()
+        return session.state_dict()
+
+    def a_kjt(step: int, slot: int) -> KeyedJaggedTensor:
+        ids, lengths = torch.tensor([1, 2]), torch.tensor([1, 1])
+        return KeyedJaggedTensor(["f", "g"], ids, lengths=lengths)
+
+    name = "embedding_bags.t.weight"
+    old = trained(with_rows(9))
+    torch.save(old, tmp_path / "m.pt")
+    with pytest.raises(
+        UsageError, match="9 x 4 float32 there, 12 x 4 .*: for new rows type strict"
+    ):
+        trained(with_rows(12), tmp_path / "m.pt")
+    capsys.readouterr()
+    begun = trained(with_rows(12))[name]
+    grown = trained(with_rows(12), tmp_path / "m.pt", strict=False)[name]
+    assert "session.load: table embedding_bags.t has 3 new rows" in capsys.readouterr().out
+    kept = [row for row in range(9) if row != 1]  # which is trained once more
+    assert torch.equal(grown[kept], old[name][kept])
+    assert torch.equal(grown[9:], begun[9:])
+    added = trained(with_rows(9, extra=True), tmp_path / "m.pt", strict=False)
+    assert "embedding_bags.u.weight not in the file, new here" in capsys.readouterr().out
+    assert torch.equal(added[name][kept], old[name][kept])
+    with pytest.raises(UsageError, match="9 x 4 float32 there, 5 x 4 float32 here"):
+        trained(with_rows(5), tmp_path / "m.pt", strict=False)
