@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from operator import itemgetter
 from types import MappingProxyType
@@ -12,8 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
-from torch.optim import Optimizer, SparseAdam
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ecrm.allocate import CPU
@@ -33,12 +31,18 @@ from ecrm.model.nested_state import (
     written,
 )
 from ecrm.model.optimizer_state import OptimizerState
+from ecrm.model.replica_refusals import (
+    FREEZE,
+    FREEZE_ROWS,
+    check_fits,
+    check_parameters,
+    check_rest,
+    check_steps_alone,
+)
 from ecrm.model.unseen_state import Seen, first_change, of_objects
 from ecrm.transport.digests import entry_digests
 from ecrm.transport.gpu_copies import on_device, on_host
 
-KINDS = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of trained parameters: their gradients are summed as float32, which has each exactly."""
 _STREAM, _ENDS = "", "."
 """The name of a stream's state among buffers, of which none has it."""
 _AT = 16
@@ -95,7 +99,7 @@ class ModuleReplica:
         self._all = named
         self._trained = {name: p for name, p in named.items() if p.requires_grad}
         self._asked_for = {name: (p, p.requires_grad) for name, p in module.named_parameters()}
-        _check_parameters(named, self._trained, device)
+        check_parameters(named, self._trained, device)
         self._starts, self._flags_at = [], 0
         for parameter in self._trained.values():
             self._starts.append(self._flags_at)
@@ -107,7 +111,7 @@ class ModuleReplica:
             self.optimizer, {id(p): name for name, p in module.named_parameters()}
         )
         for optimizer in self._optimizer_state.optimizers:
-            _check_steps_alone(optimizer)
+            check_steps_alone(optimizer)
         self.scheduler = (
             make_scheduler(self.optimizer) if make_scheduler and self.optimizer else None
         )
@@ -210,7 +214,7 @@ class ModuleReplica:
                 what = "frozen" if trained else "unfrozen"
                 raise UsageError(
                     f"{where}: {name} was {what} after the session was made",
-                    otherwise=_FREEZE_ROWS if parameter.is_meta else _FREEZE,
+                    otherwise=FREEZE_ROWS if parameter.is_meta else FREEZE,
                 )
 
     def start_here(self) -> None:
@@ -511,38 +515,20 @@ class ModuleReplica:
         One tensor is parameters and buffers alone: all else is then as at the start.
         """
         module = self._here(unpacked(state[0]))
-        _check_fits(module, {**self._all, **self._buffers}, set(self._all))
+        check_fits(module, {**self._all, **self._buffers}, set(self._all))
         self._put(
             {
                 "parameters": {name: module.pop(name) for name in self._all},
                 "buffers": module,
-                "rest": self._rest_of(read(state[1], self.device))
+                "rest": self._checked(read(state[1], self.device))
                 if len(state) > 1
                 else self._start["rest"],
             }
         )
         self.commit()
 
-    def _rest_of(self, rest: dict[str, Any]) -> dict[str, Any]:
-        theirs, ours = set(rest["extra"]), set(self._extra)
-        if theirs != ours:
-            raise UsageError(
-                f"the state to be loaded has registered objects {sorted(theirs)}, "
-                f"this script has {sorted(ours)}: register the same ones"
-            )
-        for saved, live in zip(rest["optimizers"], self._optimizer_state.live()):
-            for one, other in zip(saved["groups"], live["groups"]):
-                if one.keys() != other.keys():
-                    raise UsageError(
-                        "the state to be loaded is another optimizer's: its numbers are "
-                        f"{', '.join(sorted(one))}, those of this script's are "
-                        f"{', '.join(sorted(other))}: make the optimizer as it was made"
-                    )
-        if (rest["scheduler"] is None) != (self.scheduler is None):
-            there, here = ("without", "with") if self.scheduler else ("with", "without")
-            raise UsageError(
-                f"the state to be loaded was made {there} a scheduler, this script is {here} one"
-            )
+    def _checked(self, rest: dict[str, Any]) -> dict[str, Any]:
+        check_rest(rest, self._extra.keys(), self._optimizer_state.live(), self.scheduler)
         return rest
 
     @property
@@ -624,78 +610,6 @@ class ModuleReplica:
             self.scheduler.load_state_dict(placed(rest["scheduler"]))
         for name, extra in self._extra.items():
             extra.load_state_dict(on_meta(placed(rest["extra"][name])))
-
-
-_FREEZE = (
-    "set requires_grad before Session(model, ...); a parameter rests in a step whose before_step "
-    "sets its grad to None"
-)
-_FREEZE_ROWS = (
-    "set requires_grad before Session(model, ...); to train on with other tables, call "
-    "session.save(path), and session.load(path) in another run"
-)
-
-
-def _check_parameters(
-    named: Mapping[str, nn.Parameter], trained: Mapping[str, Tensor], device: torch.device
-) -> None:
-    """Raise UsageError for parameters that a replica cannot hold."""
-    for name, parameter in named.items():
-        if isinstance(parameter, UninitializedParameter):
-            raise UsageError(
-                f"parameter {name} has no shape yet: call the module on a batch before"
-            )
-        if parameter.device != device:
-            raise UsageError(
-                f"parameter {name} is on {parameter.device}: build the model on the CPU"
-            )
-        if name in trained and parameter.dtype not in KINDS:
-            raise UsageError(
-                f"parameter {name} is {parameter.dtype}: gradients are summed as float32, "
-                "train it as float32, bfloat16 or float16"
-            )
-
-
-def _check_steps_alone(optimizer: Optimizer) -> None:
-    """Raise UsageError where an optimizer's `step` needs an argument, or sparse gradients."""
-    if isinstance(optimizer, SparseAdam):
-        raise UsageError(
-            "SparseAdam takes sparse gradients alone, and those of slots are summed as dense ones",
-            otherwise="give torch.optim.Adam; for rows of a table, put the table into an "
-            "EmbeddingBagCollection",
-        )
-    for name, parameter in inspect.signature(optimizer.step).parameters.items():
-        needed = parameter.default is parameter.empty
-        if needed and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise UsageError(
-                f"{type(optimizer).__name__}.step needs a {name}, and slots are computed once a "
-                "step: give an optimizer that steps by gradients alone, such as torch.optim.AdamW"
-            )
-
-
-def _check_fits(
-    there: Mapping[str, Tensor | None], here: Mapping[str, Tensor | None], parameters: Set[str]
-) -> None:
-    """Raise UsageError with the first tensor in which a state differs from the module.
-
-    Shapes and dtypes are those of `parameters`; a buffer may have others.
-    """
-    another = "the state to be loaded is another model's"
-    for name, tensor in here.items():
-        theirs = there.get(name)
-        if name not in there:
-            raise UsageError(f"{another}: it has no {name}")
-        if name not in parameters:
-            continue
-        assert tensor is not None and theirs is not None
-        if (theirs.shape, theirs.dtype) != (tensor.shape, tensor.dtype):
-            raise UsageError(
-                f"{another}: {name} is {list(theirs.shape)} {theirs.dtype} there, "
-                f"{list(tensor.shape)} {tensor.dtype} here"
-            )
-    for name in there:
-        if name not in here:
-            raise UsageError(f"{another}: it has {name}, which the module here does not have")
 
 
 def _named(rest: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -1,0 +1,118 @@
+"""What a replica of a module cannot hold, or cannot take, told by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer, SparseAdam
+
+from ecrm.errors import UsageError
+
+KINDS = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of trained parameters: their gradients are summed as float32, which has each exactly."""
+FREEZE = (
+    "set requires_grad before Session(model, ...); a parameter rests in a step whose before_step "
+    "sets its grad to None"
+)
+FREEZE_ROWS = (
+    "set requires_grad before Session(model, ...); to train on with other tables, call "
+    "session.save(path), and session.load(path) in another run"
+)
+
+
+def check_parameters(
+    named: Mapping[str, nn.Parameter], trained: Mapping[str, Tensor], device: torch.device
+) -> None:
+    """Raise UsageError for parameters that a replica cannot hold."""
+    for name, parameter in named.items():
+        if isinstance(parameter, UninitializedParameter):
+            raise UsageError(
+                f"parameter {name} has no shape yet: call the module on a batch before"
+            )
+        if parameter.device != device:
+            raise UsageError(
+                f"parameter {name} is on {parameter.device}: build the model on the CPU"
+            )
+        if name in trained and parameter.dtype not in KINDS:
+            raise UsageError(
+                f"parameter {name} is {parameter.dtype}: gradients are summed as float32, "
+                "train it as float32, bfloat16 or float16"
+            )
+
+
+def check_steps_alone(optimizer: Optimizer) -> None:
+    """Raise UsageError where an optimizer's `step` needs an argument, or sparse gradients."""
+    if isinstance(optimizer, SparseAdam):
+        raise UsageError(
+            "SparseAdam takes sparse gradients alone, and those of slots are summed as dense ones",
+            otherwise="give torch.optim.Adam; for rows of a table, put the table into an "
+            "EmbeddingBagCollection",
+        )
+    for name, parameter in inspect.signature(optimizer.step).parameters.items():
+        needed = parameter.default is parameter.empty
+        if needed and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise UsageError(
+                f"{type(optimizer).__name__}.step needs a {name}, and slots are computed once a "
+                "step: give an optimizer that steps by gradients alone, such as torch.optim.AdamW"
+            )
+
+
+def check_fits(
+    there: Mapping[str, Tensor | None], here: Mapping[str, Tensor | None], parameters: Set[str]
+) -> None:
+    """Raise UsageError with the first tensor in which a state differs from the module.
+
+    Shapes and dtypes are those of `parameters`; a buffer may have others.
+    """
+    another = "the state to be loaded is another model's"
+    for name, tensor in here.items():
+        theirs = there.get(name)
+        if name not in there:
+            raise UsageError(f"{another}: it has no {name}")
+        if name not in parameters:
+            continue
+        assert tensor is not None and theirs is not None
+        if (theirs.shape, theirs.dtype) != (tensor.shape, tensor.dtype):
+            raise UsageError(
+                f"{another}: {name} is {list(theirs.shape)} {theirs.dtype} there, "
+                f"{list(tensor.shape)} {tensor.dtype} here"
+            )
+    for name in there:
+        if name not in here:
+            raise UsageError(f"{another}: it has {name}, which the module here does not have")
+
+
+def check_rest(
+    rest: Mapping[str, Any],
+    registered: Collection[str],
+    optimizers: Sequence[Mapping[str, Any]],
+    scheduler: object,
+) -> None:
+    """Raise UsageError where optimizer, scheduler and registered objects are not of these kinds.
+
+    `rest` is the part of an exported state that is neither parameter nor buffer.
+    """
+    theirs, ours = set(rest["extra"]), set(registered)
+    if theirs != ours:
+        raise UsageError(
+            f"the state to be loaded has registered objects {sorted(theirs)}, "
+            f"this script has {sorted(ours)}: register the same ones"
+        )
+    for saved, live in zip(rest["optimizers"], optimizers):
+        for one, other in zip(saved["groups"], live["groups"]):
+            if one.keys() != other.keys():
+                raise UsageError(
+                    "the state to be loaded is another optimizer's: its numbers are "
+                    f"{', '.join(sorted(one))}, those of this script's are "
+                    f"{', '.join(sorted(other))}: make the optimizer as it was made"
+                )
+    if (rest["scheduler"] is None) != (scheduler is None):
+        there, here = ("without", "with") if scheduler else ("with", "without")
+        raise UsageError(
+            f"the state to be loaded was made {there} a scheduler, this script is {here} one"
+        )
