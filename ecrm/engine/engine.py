@@ -326,8 +326,8 @@ class Engine:
         have a contribution, which one slot at least has. Slots that are `over` have no part in the
         next step; all of them make this step the last one, and commit it. Slots that `sit_out`
         change no row; their gradients hold anything. From one rank that has `ends_at` all learn
-        before which later step training ends. Raises StepAborted after
-        a failure, and UsageError, on every rank, where `sparse_rate` is no number of 0 or more.
+        before which later step training ends. Raises StepAborted after a failure, and UsageError,
+        on every rank, where `sparse_rate` is no number of 0 or more.
         """
         state, flight, lookup = self.state, self._in_flight, self._in_flight.lookup
         factor(self._sparse_rate, self.step)  # where it is wrong, all ranks end alike

@@ -99,7 +99,6 @@ def build_rank(
     allocate = ZerosOn(CPU) if cluster.rows_on_gpu else memory.allocate
     engine = make_engine(transport, hooks, allocate)
     reporter.watch(engine)
-    standstill.watch(engine)
     faults.watch(engine)
     if "cuda" in (config.storage.device, config.train.device):
         waiting("kernels of the GPU are compiled")

@@ -28,6 +28,7 @@ class Standstill:
         self._begun, self._where, self._told = 0, (0, ""), False
         self.places: Callable[[], Mapping[int, Place]] = dict
         self._phase, hooks.phase = hooks.phase, self._begins
+        self._ended = threading.Event()
 
     def _begins(self, step: int, name: str) -> None:
         """A phase begins on this rank."""
@@ -36,14 +37,17 @@ class Standstill:
         self._phase(step, name)
 
     def watch(self, engine: Engine) -> None:
-        """Look from now on, until the process ends."""
+        """Look from now on, until `end`."""
         self._engine = engine
         threading.Thread(target=self._watch, name="standstill", daemon=True).start()
 
+    def end(self) -> None:
+        """The run is over: nothing is expected to go on."""
+        self._ended.set()
+
     def _watch(self) -> None:
         seen, quiet, tick = self._now(), 0.0, min(1.0, self._seconds / 4)
-        pause = threading.Event()
-        while not pause.wait(tick):
+        while not self._ended.wait(tick):
             now = self._now()
             quiet = 0.0 if now != seen else quiet + tick
             self._told = self._told and now == seen

@@ -202,7 +202,7 @@ class SlotRequests:
         """
         if self._stand_in is None:
             return
-        for slot in self._rows.keys() - set(sit_out):
+        for slot in sorted(self._rows.keys() - set(sit_out)):
             parts: dict[int, list[tuple[int, Tensor, Tensor]]] = {
                 shard: [] for shard in self._stand_in.away
             }

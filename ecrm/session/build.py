@@ -36,6 +36,7 @@ from ecrm.rank.keep import checkpoints_of
 from ecrm.rank.memory_check import check_memory
 from ecrm.rank.policy import policy_of
 from ecrm.rank.rank_run import RankRun, RunStopped
+from ecrm.rank.standstill import Standstill
 from ecrm.rank.whereabouts import Whereabouts
 from ecrm.run.run_folder import RunFolder
 from ecrm.session.loading import with_digests
@@ -119,7 +120,8 @@ def start_run(wanted: Wanted) -> Started:
         fields = start_fields(run, cluster, built, {"script": str(rank.script.path), **end})
     built.standstill.places = whereabouts.places
     rank_run, progress = _rank_run(rank, run, built, fields, wanted.open_end)
-    rank.part = ScriptPart(rank_run, run.folder)
+    rank.part = ScriptPart(rank_run, run.folder, built.standstill)
+    built.standstill.watch(built.engine)
     _tell_start(run, cluster, built, fields)
     gc.collect()
     # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
@@ -330,14 +332,18 @@ def _tell_start(run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str,
 class ScriptPart:
     """One rank's part in the run of a script, for the end of the script."""
 
-    def __init__(self, run: RankRun, folder: RunFolder) -> None:
-        self._run, self._folder = run, folder
+    def __init__(self, run: RankRun, folder: RunFolder, standstill: Standstill) -> None:
+        self._run, self._folder, self._standstill = run, folder, standstill
         self.engine = run.engine
 
     @property
     def steps_left(self) -> int:
         """How many steps are not trained yet."""
         return self._run.steps_left
+
+    def over(self) -> None:
+        """The script has ended, and its run, in whatever way."""
+        self._standstill.end()
 
     def end(self) -> int:
         """Collective, once the script has ended: verify and keep the model, write the summary.

@@ -29,6 +29,9 @@ class Part(Protocol):
     def steps_left(self) -> int:
         """How many steps are not trained yet."""
 
+    def over(self) -> None:
+        """The script has ended, and its run, in whatever way."""
+
     def end(self) -> int:
         """Collective, once the script has ended on this rank: end the run; returns its exit code.
 

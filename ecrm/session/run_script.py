@@ -96,6 +96,9 @@ def _run(rank: ThisRank) -> int:
         code = _to_the_end(rank)
     except RunStopped:
         code = 0
+    finally:
+        if rank.part is not None:
+            rank.part.over()
     rank.transport.close()
     return code
 

@@ -78,7 +78,11 @@ def _run(transport: Transport, job: Job, stop: StopSignals) -> int:
     gc.collect()
     # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
     gc.freeze()
-    trainer.run()
+    rank.standstill.watch(rank.engine)
+    try:
+        trainer.run()
+    finally:
+        rank.standstill.end()
     rank.transport.close()
     return 0 if run.folder.is_complete or trainer.stopped else 1
 

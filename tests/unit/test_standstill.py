@@ -20,7 +20,8 @@ def watched(monkeypatch):
     engine = SimpleNamespace(rank=0, view=view, state=SimpleNamespace(commits=0))
     watch = Standstill(hooks, seconds=0.4)
     watch.watch(engine)
-    return watch, hooks, engine, said
+    yield watch, hooks, engine, said
+    watch.end()
 
 
 def test_it_is_said_once_for_each_standstill(watched):
