@@ -98,6 +98,7 @@ def _leave_together(error: EcrmError, transport: Transport, run_dir: Path | None
     timer.daemon = True
     timer.start()
     transport.close()
+    timer.cancel()  # what a script's own handlers take has a limit of its own
     return error.exit_code
 
 

@@ -70,9 +70,10 @@ def test_open_files_are_written_and_handlers_run_after_an_error(tmp_path):
     left_whole(tmp_path)
 
 
-def test_a_handler_that_hangs_is_left_and_told(tmp_path):
-    late = run(tmp_path, "hangs")
-    assert late.returncode == 0
+@pytest.mark.parametrize(("mode", "code"), [("hangs", 0), ("fails slowly", 8)])
+def test_a_handler_that_hangs_is_left_and_told(tmp_path, mode, code):
+    late = run(tmp_path, mode)
+    assert late.returncode == code
     said = "handlers of atexit, or open files, took more than 10 s, and were left"
     assert late.stderr.count(said) == 1
 
