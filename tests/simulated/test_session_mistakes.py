@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from ecrm.errors import ScriptFailed, StrayId, UsageError
@@ -18,25 +18,12 @@ from ecrm.protection.erasure import ErasureProtection
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
 from ecrm.transport.simulated import PhaseFault, ProgramFailed
-from support.sessions import Layout, Left, Train, run, train_two_tower
+from support.sessions import ROWS, Layout, Left, Small, Train, run, train_two_tower
 
 SMALL = Layout(
     servers=3, trainers=2, spares=2, protection=lambda servers: ErasureProtection(servers, 2, 1)
 )
-ROWS, STEPS = 40, 6
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        config = EmbeddingBagConfig(
-            name="t", num_embeddings=ROWS, embedding_dim=4, feature_names=["f"]
-        )
-        self.bags = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
-        self.layers = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
-
-    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
-        return self.layers(self.bags(ids).values()).squeeze(1)
+STEPS = 6
 
 
 def batch_of(step: int, slot: int, rows: int = ROWS) -> dict[str, Any]:
@@ -61,7 +48,7 @@ def script(
 ) -> Train:
     def train(start: Callable[[Wanted], Any]) -> Session:
         torch.manual_seed(0)
-        model = Model()
+        model = Small()
         apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
         session = Session(
             model,

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from ecrm.protection.base import Protection
@@ -21,9 +20,9 @@ from ecrm.session import log_delivery
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
 from ecrm.transport.simulated import PhaseFault, RankKilled
-from support.sessions import Layout, Left, run
+from support.sessions import ROWS, Layout, Left, Small, run
 
-ROWS, STEPS = 40, 20
+STEPS = 20
 
 
 def erasure(servers: int) -> Protection:
@@ -32,19 +31,6 @@ def erasure(servers: int) -> Protection:
 
 def layout(interval: int = 1, protection: Callable[[int], Protection] = erasure) -> Layout:
     return Layout(servers=3, trainers=2, spares=2, commit_interval=interval, protection=protection)
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        config = EmbeddingBagConfig(
-            name="t", num_embeddings=ROWS, embedding_dim=4, feature_names=["f"]
-        )
-        self.bags = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
-        self.layers = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
-
-    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
-        return self.layers(self.bags(ids).values()).squeeze(1)
 
 
 def batch_of(step: int, slot: int) -> dict[str, Any]:
@@ -63,7 +49,7 @@ def trained(
 ) -> Callable[[Callable[[Wanted], Any]], Session]:
     def train(start: Callable[[Wanted], Any]) -> Session:
         torch.manual_seed(0)
-        model = Model()
+        model = Small()
         apply_optimizer_in_backward(optimizer, model.bags.parameters(), {"lr": 0.1})
         session = Session(
             model,
@@ -210,7 +196,7 @@ def test_rows_that_a_slot_asks_for_and_sits_out_stay_as_they_are():
 def test_a_body_that_skips_needs_no_gradient():
     def train(start: Callable[[Wanted], Any]) -> Session:
         torch.manual_seed(0)
-        model = Model()
+        model = Small()
         apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
         session = Session(
             model, slots=2, dense_optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1), start=start

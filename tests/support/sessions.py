@@ -44,6 +44,24 @@ from support.gpus import Gpu
 META = torch.device("meta")
 
 
+ROWS = 40
+
+
+class Small(nn.Module):
+    """A table of ROWS rows, t, under batch norm and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = EmbeddingBagConfig(
+            name="t", num_embeddings=ROWS, embedding_dim=4, feature_names=["f"]
+        )
+        self.bags = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+        self.layers = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+
+    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
+        return self.layers(self.bags(ids).values()).squeeze(1)
+
+
 @dataclass
 class Batch:
     dense: Tensor
