@@ -126,6 +126,8 @@ class ModuleReplica:
         """How many steps were skipped, part of the state."""
         self.ends_at = -1
         """The step before which training ends, part of the state; -1 for none."""
+        self.reports: Mapping[str, Any] = {}
+        """The values that evaluations have reported, part of the state, as nested dicts."""
         self.tries_undo = False
         """Whether the next step after a commit is undone once, to see whether all comes back."""
         self.used_by_steps: Mapping[str, object] = {}
@@ -190,11 +192,15 @@ class ModuleReplica:
         """Whether the scheduler steps by what an evaluation reports, and not with each step."""
         return isinstance(self.scheduler, ReduceLROnPlateau)
 
-    def report(self, value: float) -> None:
-        """Step such a scheduler; the state is that of the last commit, and stays committed."""
+    def report(self, value: float, reports: Mapping[str, Any]) -> None:
+        """Step such a scheduler by `value`, and keep `reports`.
+
+        The state is that of the last commit, and stays committed.
+        """
         if self.scheduler is not None and self.steps_by_reports:
             self.scheduler.step(value)
-            self.commit()
+        self.reports = reports
+        self.commit()
 
     def check_optimizer(self) -> None:
         """Raise UsageError where there are parameters to train, and no optimizer."""
@@ -565,6 +571,7 @@ class ModuleReplica:
         rest = live["rest"]
         kinds = [*_named(rest), ("number of skipped steps", rest["skipped"])]
         kinds += [("step before which training ends", rest["ends_at"])]
+        kinds += [("report of an evaluation", rest["reports"])]
         kinds += [("parameter", live["parameters"]), ("buffer", live["buffers"])]
         for kind, state in kinds:
             for name, value in leaves(state):
@@ -592,6 +599,7 @@ class ModuleReplica:
                 "streams": self.streams,
                 "skipped": self.skipped,
                 "ends_at": self.ends_at,
+                "reports": self.reports,
             },
         }
 
@@ -605,6 +613,7 @@ class ModuleReplica:
         rest = state["rest"]
         self.streams = placed(rest.get("streams", {})) if self.with_streams else {}
         self.skipped, self.ends_at = rest.get("skipped", 0), rest.get("ends_at", -1)
+        self.reports = placed(rest.get("reports", {}))
         self._optimizer_state.put(rest["optimizers"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(placed(rest["scheduler"]))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.console import say
 from ecrm.rank.build_rank import Rank
 from ecrm.rank.claim import ClaimedRun
+from ecrm.rank.collective_check import on_one_rank
 
 
 def checkpoints_of(
@@ -33,3 +35,13 @@ def checkpoints_of(
         evaluations=evaluations,
         began_from=None if loaded is None else loaded.path,
     )
+
+
+def inherit_best(run: ClaimedRun, rank: Rank) -> None:
+    """Collective: let `best` lead where it does beside the checkpoint that the run goes on from."""
+    own, loaded = run.durable.own, run.durable.loaded
+    if own is None or loaded is None:
+        return
+    left_behind = on_one_rank(rank.transport, lambda: own.inherit_best(loaded))
+    if left_behind and rank.transport.rank == rank.transport.live[0]:
+        say(left_behind)

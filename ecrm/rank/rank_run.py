@@ -83,6 +83,11 @@ class RankRun:
             self._checkpoints.went_back()
         self._ending.went_back()
 
+    def keep_best(self) -> None:
+        """Collective, at a commit: write a checkpoint of this step, as `best`."""
+        assert self._checkpoints is not None, "checked at the start"
+        self._checkpoints.keep_best()
+
     def keep(self) -> None:
         """Collective, after the last step: keep the model, so that a failure undoes no step more.
 

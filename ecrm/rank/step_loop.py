@@ -134,6 +134,9 @@ class Run(Protocol):
     def step_finished(self) -> None:
         """A step is done on this rank: count it, and tell when that is due."""
 
+    def keep_best(self) -> None:
+        """Collective, at a commit: keep the model as the best so far."""
+
     def keep(self) -> None:
         """Collective, after the last step: see to it that a failure undoes no step any more."""
 

@@ -58,6 +58,8 @@ def run_alone(wanted: Wanted) -> Started:
             f"{CHECK} is an option of ecrm launch, and is not heeded here: type "
             "Session(check_determinism=3) in the script"
         )
+    if wanted.keeps_best:
+        _warn("session.every(keep_best=True) keeps no model here, where there is no run folder")
     _check_memory(wanted)
     check_names(wanted.tables)
     defaults = TrainConfig()
@@ -138,6 +140,9 @@ class LoneRun:
     def step_finished(self) -> None:
         """A step is done: count it, and tell of it when that is due."""
         self.progress.step_finished(self.engine)
+
+    def keep_best(self) -> None:
+        """There is no run folder, as was said at the start."""
 
     def keep(self) -> None:
         """The last step is committed, as all are."""

@@ -6,6 +6,7 @@ import gc
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.connect import Cluster, connect
 from ecrm.rank.consistency import Alike, given_of
 from ecrm.rank.ending import Ending, Record
-from ecrm.rank.keep import checkpoints_of
+from ecrm.rank.keep import checkpoints_of, inherit_best
 from ecrm.rank.memory_check import check_memory
 from ecrm.rank.policy import policy_of
 from ecrm.rank.rank_run import RankRun, RunStopped
@@ -94,6 +95,7 @@ def start_run(wanted: Wanted) -> Started:
         waiting("the script and the config are checked")
         started = len(transport.live)
         config = collective_check(transport, lambda: _config(rank.job.config, wanted, started))
+        collective_check(transport, lambda: check_best(config, rank.job.run_dir, wanted))
         wanted = replace(wanted, tables=with_digests(transport, wanted.tables))
         trained = _trained(wanted, config)
         _check(transport, rank, config, trained)
@@ -119,7 +121,7 @@ def start_run(wanted: Wanted) -> Started:
         end = {"open_end": True} if wanted.open_end else {}
         fields = start_fields(run, cluster, built, {"script": str(rank.script.path), **end})
     built.standstill.places = whereabouts.places
-    rank_run, progress = _rank_run(rank, run, built, fields, wanted.open_end)
+    rank_run, progress = _rank_run(rank, run, built, fields, wanted.open_end, wanted.keeps_best)
     rank.part = ScriptPart(rank_run, run.folder, built.standstill)
     built.standstill.watch(built.engine)
     _tell_start(run, cluster, built, fields)
@@ -148,7 +150,12 @@ def _check_no_group() -> None:
 
 
 def _rank_run(
-    this: ThisRank, run: ClaimedRun, rank: Rank, fields: dict[str, Any], open_end: bool
+    this: ThisRank,
+    run: ClaimedRun,
+    rank: Rank,
+    fields: dict[str, Any],
+    open_end: bool,
+    keeps_best: bool,
 ) -> tuple[RankRun, SessionProgress]:
     """This rank's part in the run, and its progress."""
     engine, steps = rank.engine, run.start.steps
@@ -156,6 +163,8 @@ def _rank_run(
     progress = SessionProgress(steps, every, rank.reporter.progress, open_end)
     progress.begins_at(engine)
     checkpoints = checkpoints_of(run, rank)
+    if keeps_best:
+        inherit_best(run, rank)
     record = Record(run.folder, fields, rank.meters.traffic, rank.meters.profile)
     ending = Ending(
         engine, run.config, steps, record, checkpoints, progress, LastWords(engine, steps)
@@ -211,6 +220,25 @@ def _trained(wanted: Wanted, config: Config) -> TrainedModule:
     return TrainedModule(
         wanted, shapes_of(module), names_of(module), digests_of(state), gpu_trained_on(config)
     )
+
+
+def check_best(config: Config, run_dir: Path | None, wanted: Wanted) -> None:
+    """Raise UsageError where the best model is to be kept, and there is no place for it."""
+    wants = "session.every(keep_best=True) writes a checkpoint"
+    if not wanted.keeps_best:
+        return
+    if run_dir is None:
+        raise UsageError(f"{wants}, but the run has no folder", otherwise="type --run-dir DIR")
+    if not (config.checkpoints or config.checkpoint.at_end):
+        raise UsageError(
+            f"{wants}, but the run writes none",
+            otherwise="leave out checkpoint.at_end=false",
+        )
+    if config.protection.name == "mapped":
+        raise UsageError(
+            f"{wants}, but protection.name is mapped, which goes on without checkpoints",
+            otherwise="leave out keep_best, or give the run another protection",
+        )
 
 
 def _check(transport: Transport, rank: ThisRank, config: Config, trained: TrainedModule) -> None:

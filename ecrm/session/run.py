@@ -29,6 +29,7 @@ class Wanted:
     - `open_end`: whether the data may end before that, nobody knows when.
     - `check_steps`: as `Started.check_steps`, wanted by the script.
     - `device`: where the module is trained.
+    - `keeps_best`: whether the best model is kept, by values that the script reports.
     """
 
     tables: Sequence[Table]
@@ -40,6 +41,7 @@ class Wanted:
     check_steps: int = 0
     open_end: bool = False
     device: torch.device = CPU
+    keeps_best: bool = False
 
 
 def _ignore(*_: object) -> None:

@@ -35,6 +35,7 @@ from ecrm.session.first_values import LARGEST_VALUES
 from ecrm.session.loading import load, new_here
 from ecrm.session.log_delivery import Logged
 from ecrm.session.rank import is_rank, this_rank
+from ecrm.session.reported import goal_of
 from ecrm.session.run import Start, Started, Wanted
 from ecrm.session.save import format_of, save, state_dict, undisturbed
 from ecrm.session.slot_work import SessionBatches, SlotWork
@@ -293,11 +294,12 @@ class Session:
         self._loop_of("stop").stop()
 
     def report(self, value: float) -> None:
-        """In a function for `every`: give the scheduler what an evaluation has found.
+        """In a function for `every`: report the value that an evaluation has come to.
 
-        For a scheduler that steps by a value and not with each step, `ReduceLROnPlateau`. Of
-        several values the last one counts, and of several ranks' that of the lowest rank: so one
-        rank may report alone. Raises UsageError for a value that is no number.
+        A scheduler steps by it that does not step with each step, `ReduceLROnPlateau`, and `every`
+        compares it where it has a `mode`. Of several values the last one counts, and of several
+        ranks' that of the lowest rank: so one rank may report alone. Raises UsageError for a value
+        that is no number.
         """
         if math.isnan(value):
             raise UsageError("session.report(nan): there is nothing to go by")
@@ -308,22 +310,36 @@ class Session:
             raise UsageError(f"session.{what} belongs into the body of the loop over session.steps")
         return self._loop
 
-    def every(self, steps: int) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    def every(
+        self, steps: int, *, mode: str | None = None, keep_best: bool = False, patience: int = 0
+    ) -> Callable[[Callable[[], object]], Callable[[], object]]:
         """Decorate a function that every rank is to call after each `steps` steps.
 
         It is for evaluation: `eval_batches` belongs into it. Where a rank dies before all are
         through with it, all call it again for the same step. So does a run that is resumed at a
         step at which it is due.
+
+        With a `mode` the values that the function gives to `report` are compared. The best is the
+        highest for "max", the lowest for "min", and of equal values the first.
+
+        - `keep_best`: the model of the best value is kept as a checkpoint, to which
+          `checkpoints/best` in the run folder leads. `ecrm export` and `load` take that path.
+        - `patience`: training ends after so many values in a row without a better one; 0 for never.
+
+        Raises UsageError for a second function with a mode, and where no checkpoint can be kept.
         """
         self._check_before("every")
         steps = whole(steps, "session.every(steps", 1)
+        goal = goal_of(mode, keep_best, whole(patience, "session.every(patience", 0))
+        if goal is not None and any(every.goal is not None for every in self._every):
+            raise UsageError("session.every has a mode twice: compare the values of one function")
 
         def add(work: Callable[[], object]) -> Callable[[], object]:
             def to_the_end() -> None:
                 work()
                 self._check_evaluated()
 
-            self._every.append(Every(steps, to_the_end))
+            self._every.append(Every(steps, to_the_end, goal))
             return work
 
         return add
@@ -573,6 +589,7 @@ class Session:
                 self._check_steps,
                 open_end,
                 self.device,
+                any(every.goal is not None and every.goal.keep_best for every in self._every),
             )
         )
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from ecrm.console import say
@@ -21,6 +20,7 @@ from ecrm.rank.step_loop import StepLoop
 from ecrm.session.determinism_check import kept
 from ecrm.session.log_delivery import LogDelivery, Logged
 from ecrm.session.rehearsal import SlotsElsewhere
+from ecrm.session.reported import Findings, Goal, Reported
 from ecrm.session.run import Started, too_late
 from ecrm.session.slot_work import SessionBatches, SlotWork
 from ecrm.transport.message import tensors
@@ -30,10 +30,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Every:
-    """Something that all ranks do after every `steps` steps, such as an evaluation."""
+    """Something that all ranks do after every `steps` steps, such as an evaluation.
+
+    `goal`: how the values that it reports are compared; None where they are not.
+    """
 
     steps: int
     work: Callable[[], object]
+    goal: Goal | None = None
 
     def after(self, step: int) -> bool:
         """Whether it is due when `step` steps are done."""
@@ -60,6 +64,11 @@ class WorkBetweenSteps:
         self.allowed, self._recoveries = False, 0
         self._stops, self._reported = False, math.nan
         self.reports = 0
+
+    @property
+    def compares(self) -> bool:
+        """Whether the values that a function reports are compared."""
+        return any(every.goal is not None for every in self._every)
 
     def stop(self) -> None:
         """The function that is under way wants training to end."""
@@ -118,29 +127,46 @@ class WorkBetweenSteps:
     def _seal(self, number: int) -> None:
         """Collective: agree that all have come through it. Raises StepAborted after a failure."""
         engine, step, seals = self._engine, self._engine.step, self._engine.state.seals
+        before = after = Reported()
         try:
             meet(engine, "the end of a function for session.every")
-            self._share()
+            before = self._share()
+            after = before.after(self._reported, step, number, self._every[number].goal)
+            self._follow(after, self._every[number].goal)
             engine.seal()
         finally:
             if engine.state.seals > seals and engine.step == step:
                 self._done_at[number] = step
                 dense = engine.state.dense
-                if isinstance(dense, ModuleReplica) and not math.isnan(self._reported):
-                    dense.report(self._reported)
+                if isinstance(dense, ModuleReplica) and after is not before:
+                    dense.report(self._reported, after.state())
                     self.reports += 1
                 if self._stops:
                     engine.end_here()
 
-    def _share(self) -> None:
-        """Collective: have all know whether one asks for the end, and what the first reports."""
-        mine = torch.tensor([float(self._stops), self._reported], dtype=torch.float64)
+    def _share(self) -> Reported:
+        """Collective: have all know whether one asks for the end, and the first rank's value.
+
+        Returns the values reported before, which holders of the dense part know.
+        """
+        dense = self._engine.state.dense
+        reports = dense.reports if isinstance(dense, ModuleReplica) else None
+        mine = Findings(self._stops, self._reported, reports)
         with self._engine.recovery.recovering():
-            said = self._engine.state.transport.share([mine])
-        found = [tensors(of)[0].tolist() for _, of in sorted(said.items())]
-        self._stops = any(stops for stops, _ in found)
-        values = [value for _, value in found if not math.isnan(value)]
+            said = self._engine.state.transport.share([mine.to_tensor()])
+        found = [Findings.of_tensor(tensors(of)[0]) for _, of in sorted(said.items())]
+        self._stops = any(each.stops for each in found)
+        values = [each.value for each in found if not math.isnan(each.value)]
         self._reported = values[0] if values else math.nan
+        return Reported.of(next((each.reports for each in found if each.reports), {}))
+
+    def _follow(self, reported: Reported, goal: Goal | None) -> None:
+        """Collective: keep the model if its value is the best, and end training without gain."""
+        if goal is None:
+            return
+        if goal.keep_best and reported.step == self._engine.step:
+            self._run.keep_best()
+        self._stops = self._stops or reported.out_of_patience
 
     @property
     def given_up(self) -> bool:
@@ -180,8 +206,11 @@ def ended_early(engine: Engine, steps: int) -> dict[str, Any] | None:
     dense = engine.state.dense
     if dense is None or not 0 <= dense.ends_at <= engine.step < steps:
         return None
-    why = "session.stop() was called"
-    return {"step": engine.step, "steps_wanted": steps, "best_step": None, "why": why}
+    reported = Reported.of(dense.reports if isinstance(dense, ModuleReplica) else {})
+    why, best = "session.stop() was called", None
+    if reported.out_of_patience:
+        why, best = reported.in_words(), reported.step
+    return {"step": engine.step, "steps_wanted": steps, "best_step": best, "why": why}
 
 
 class SessionLoop:
@@ -299,11 +328,15 @@ class SessionLoop:
         self._over = True
 
     def _tell_reports(self) -> None:
-        """Say where a scheduler was to be stepped by reports, and there were none."""
+        """Say where reports were to be followed, and there were none."""
         dense = self._engine.state.dense
-        waits = isinstance(dense, ModuleReplica) and dense.steps_by_reports
-        if self._is_reporter and waits and not self._between.reports:
-            say("! the scheduler was never stepped: no function called session.report(value)")
+        if not self._is_reporter or self._between.reports:
+            return
+        never = "no function called session.report(value)"
+        if isinstance(dense, ModuleReplica) and dense.steps_by_reports:
+            say(f"! the scheduler was never stepped: {never}")
+        elif self._between.compares:
+            say(f"! no evaluation was compared with another: {never}")
 
     @property
     def _is_reporter(self) -> bool:

@@ -97,6 +97,10 @@ class SimulatedRun:
     def step_finished(self) -> None:
         self._after_step(self.engine)
 
+    def keep_best(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.keep_best()
+
     def keep(self) -> None:
         self.engine.commit()
         if self._checkpoints is not None:

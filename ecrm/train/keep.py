@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from ecrm.checkpoint.compatibility import HELD_OUT
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.checkpoint.keeper import Checkpoints
-from ecrm.console import say
 from ecrm.rank.build_rank import Rank
 from ecrm.rank.claim import ClaimedRun
-from ecrm.rank.collective_check import on_one_rank
-from ecrm.rank.keep import checkpoints_of
+from ecrm.rank.keep import checkpoints_of, inherit_best
 from ecrm.train.history import History
 
 
@@ -47,13 +45,8 @@ def _history(run: ClaimedRun, loaded: Checkpoint | None) -> History:
 def _checkpoints(
     run: ClaimedRun, rank: Rank, loaded: Checkpoint | None, history: History
 ) -> Checkpoints | None:
-    config, own = run.config, run.durable.own
     checkpoints = checkpoints_of(run, rank, history.to_json)
-    if checkpoints is None or own is None:
-        return None
-    keeps_best = config.checkpoint.keep_best != "none"
+    keeps_best = checkpoints is not None and run.config.checkpoint.keep_best != "none"
     if keeps_best and loaded is not None and _goes_on_measured(run, loaded):
-        left_behind = on_one_rank(rank.transport, lambda: own.inherit_best(loaded))
-        if left_behind and rank.transport.rank == rank.transport.live[0]:
-            say(left_behind)
+        inherit_best(run, rank)
     return checkpoints

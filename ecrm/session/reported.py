@@ -1,0 +1,122 @@
+"""The values that evaluations of a script report, which of them is the best, and what follows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ecrm.errors import UsageError
+
+MODES = ("max", "min")
+"""Whether the highest or the lowest value is the best."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How the values of a function for `session.every` are compared, and the effects of that.
+
+    - `mode`: "max" where the highest value is the best, "min" where the lowest is.
+    - `keep_best`: whether the model of the best value is kept, as `checkpoints/best`.
+    - `patience`: training ends after so many values in a row without a better one; 0 for never.
+    """
+
+    mode: str
+    keep_best: bool
+    patience: int
+
+
+def goal_of(mode: str | None, keep_best: bool, patience: int) -> Goal | None:
+    """The goal that arguments of `session.every` give. Raises UsageError where they do not fit."""
+    if mode is None:
+        if keep_best or patience:
+            given = f"patience={patience}" if patience else "keep_best=True"
+            raise UsageError(
+                f"session.every({given}) compares values, and has no mode",
+                otherwise='give mode="max" where the highest value is the best, or mode="min"',
+            )
+        return None
+    if mode not in MODES:
+        raise UsageError(f'session.every(mode={mode!r}): give "max" or "min"')
+    return Goal(mode, bool(keep_best), patience)
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The values reported so far, part of the state of a dense replica.
+
+    - `at`: by number of a function, the step of the last value that it has reported.
+    - `best`, `step`: the best value and its step; NaN and -1 before the first value.
+    - `without_gain`: how many values came since. `patience`: that of the goal.
+    """
+
+    at: Mapping[int, int] = field(default_factory=dict)
+    best: float = math.nan
+    step: int = -1
+    without_gain: int = 0
+    patience: int = 0
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> Reported:
+        """The values of a replica's `reports`, whose keys JSON may have made texts."""
+        fields = {name: value for name, value in state.items() if name != "at"}
+        return Reported({int(n): step for n, step in state.get("at", {}).items()}, **fields)
+
+    def state(self) -> dict[str, Any]:
+        """The same for a replica's `reports`."""
+        return {**vars(self), "at": {str(number): step for number, step in self.at.items()}}
+
+    def after(self, value: float, step: int, number: int, goal: Goal | None) -> Reported:
+        """With a further value of function `number`; NaN is none.
+
+        A second value of one step, such as that of a run that is resumed there, changes nothing.
+        """
+        if math.isnan(value) or self.at.get(number) == step:
+            return self
+        at = {**self.at, number: step}
+        if goal is None:
+            return Reported(at, self.best, self.step, self.without_gain, self.patience)
+        better = value > self.best if goal.mode == "max" else value < self.best
+        if better or self.step < 0:
+            return Reported(at, value, step, 0, goal.patience)
+        return Reported(at, self.best, self.step, self.without_gain + 1, goal.patience)
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether training ends, since no better value came."""
+        return 0 < self.patience <= self.without_gain
+
+    def in_words(self) -> str:
+        """Why training ends."""
+        return (
+            f"none of {self.without_gain} values reported since was better than "
+            f"{self.best:g} at step {self.step}"
+        )
+
+
+@dataclass(frozen=True)
+class Findings:
+    """One rank's findings from a function for `session.every`, for all ranks.
+
+    - `stops`: whether the function has called `session.stop`.
+    - `value`: the value that it has reported, NaN for none.
+    - `reports`: the state of this rank's dense replica, None without a replica.
+    """
+
+    stops: bool
+    value: float
+    reports: Mapping[str, Any] | None
+
+    def to_tensor(self) -> Tensor:
+        """As bytes, uint8 [N]."""
+        return torch.tensor(list(json.dumps(vars(self)).encode()), dtype=torch.uint8)
+
+    @staticmethod
+    def of_tensor(sent: Tensor) -> Findings:
+        """From such bytes."""
+        return Findings(**json.loads(bytes(sent.tolist())))
