@@ -26,9 +26,13 @@ class AskedBefore:
         self._drawn: dict[tuple[int, int], int] = {}
         self._layouts: Sequence[RowLayout] = ()
 
-    def drew(self, step: int, slot: int, digest: int) -> None:
-        """This rank has the batch of a slot in a step; `digest`, 63 bits, is of its content."""
-        self._drawn[step, slot] = digest
+    def drew(self, step: int, slot: int, digest: int) -> str:
+        """Note that this rank has the batch of a slot in a step.
+
+        `digest`, 63 bits, is of its content. Returns what is other than before, in words, or "".
+        """
+        same = self._drawn.setdefault((step, slot), digest) == digest
+        return "" if same else _changed(step, slot, "has another batch")
 
     def marks(self, step: int) -> dict[int, int]:
         """The digests of the batches that this rank has for a step, by slot."""
@@ -61,9 +65,12 @@ class AskedBefore:
                 else:
                     continue
                 if known.setdefault(key, digest) != digest:
-                    return (
-                        f"step {step}, slot {key[0]}: the slot {words} than before a failure: let "
-                        "its batch depend on step and slot alone, without generators, counters or "
-                        "files of a process"
-                    )
+                    return _changed(step, key[0], words)
         return ""
+
+
+def _changed(step: int, slot: int, words: str) -> str:
+    return (
+        f"step {step}, slot {slot}: the slot {words} than before a failure: let its batch depend "
+        "on step and slot alone, without generators, counters or files of a process"
+    )

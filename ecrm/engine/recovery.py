@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import torch
@@ -212,6 +212,8 @@ class Recovery:
             kind, _, problem = problem.partition(" ")
             error = REFUSALS[kind](problem)
             error.speaker = speaker
+            with suppress(PeerFailure):
+                self._state.transport.agree(True)  # all have heard it before the first one leaves
             raise error
         self.faults = {rank: fault for rank, fault in agreed.faults.items() if fault.places}
         if not self._raising and (problem := deadly(self.faults)):

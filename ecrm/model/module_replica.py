@@ -34,7 +34,9 @@ from ecrm.model.optimizer_state import OptimizerState
 from ecrm.model.replica_refusals import (
     FREEZE,
     FREEZE_ROWS,
+    check_buffers,
     check_fits,
+    check_own_memory,
     check_parameters,
     check_rest,
     check_steps_alone,
@@ -100,6 +102,7 @@ class ModuleReplica:
         self._trained = {name: p for name, p in named.items() if p.requires_grad}
         self._asked_for = {name: (p, p.requires_grad) for name, p in module.named_parameters()}
         check_parameters(named, self._trained, device)
+        check_buffers(live_buffers(module), named)
         self._starts, self._flags_at = [], 0
         for parameter in self._trained.values():
             self._starts.append(self._flags_at)
@@ -128,8 +131,9 @@ class ModuleReplica:
         """The step before which training ends, part of the state; -1 for none."""
         self.reports: Mapping[str, Any] = {}
         """The values that evaluations have reported, part of the state, as nested dicts."""
-        self.tries_undo = False
+        self.tries_undo: Callable[[], bool] = lambda: False
         """Whether the next step after a commit is undone once, to see whether all comes back."""
+        self._tried_undo = False
         self.used_by_steps: Mapping[str, object] = {}
         """What else may change in a step, by name, such as the user's before_step."""
         self._at_commit = True
@@ -358,7 +362,7 @@ class ModuleReplica:
 
         A parameter that no slot has a gradient for has none: optimizers leave it alone.
         """
-        if self.tries_undo and self._at_commit:
+        if not self._tried_undo and self._at_commit and self.tries_undo():
             self._try_undo(total, states)
         else:
             self._take_step(total, states)
@@ -366,7 +370,7 @@ class ModuleReplica:
 
     def _try_undo(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         """Take a step, undo it and take it again: raise UsageError where that is not the same."""
-        self.tries_undo = False
+        self._tried_undo = True
         self._take_step(total.clone(), states)
         digests, unseen = entry_digests(self.entries), self._unseen
         self.undo()
@@ -415,6 +419,9 @@ class ModuleReplica:
         else:
             self._has_stepped, self._readable = True, set()
             self._check_readable(self._live()["rest"])
+            check_own_memory(
+                leaves([each["state"] for each in self._optimizer_state.live()]), self._all
+            )
 
     def _check_readable(self, rest: Mapping[str, Any]) -> None:
         """Raise UsageError for state that no other rank can read.

@@ -73,13 +73,14 @@ def _placed(source: Any, target: Any, copies: list[tuple[Tensor, Tensor]]) -> An
 def _placed_dict(source: dict[Any, Any], target: Any, copies: list[tuple[Tensor, Tensor]]) -> Any:
     """As `_placed`. The order of the keys is that of `source`, as are attributes of a subclass."""
     before: dict[Any, Any] = {}
+    put: Callable[[Any, Any, Any], None] = dict.__setitem__  # a class may add to what is there
     if type(target) is type(source) and type(source) in _FILLED:
-        before = dict(target)
+        before, put = dict(target), type(target).__setitem__
         target.clear()
     else:
         target = copy.copy(source)
     for key, value in source.items():
-        target[key] = _placed(value, before.get(key), copies)  # a Counter's `update` would add
+        put(target, key, _placed(value, before.get(key), copies))  # Counter.update would add
     if attributes := getattr(source, "__dict__", None):
         vars(target).update(_placed(attributes, None, copies))
     return target

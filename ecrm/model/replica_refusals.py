@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -43,6 +44,43 @@ def check_parameters(
                 f"parameter {name} is {parameter.dtype}: gradients are summed as float32, "
                 "train it as float32, bfloat16 or float16"
             )
+
+
+def check_buffers(
+    buffers: Mapping[str, Tensor | None], parameters: Mapping[str, nn.Parameter]
+) -> None:
+    """Raise UsageError for a buffer in a parameter's memory: a slot's begin puts buffers back."""
+    owners = {_memory(parameter): name for name, parameter in parameters.items()} | {0: None}
+    for name, buffer in buffers.items():
+        owner = owners.get(_memory(buffer)) if buffer is not None else None
+        if owner is not None:
+            raise UsageError(
+                f"buffer {name} and parameter {owner} have the same memory, so that a step of one "
+                "would be undone with the other",
+                otherwise=f"register a copy: register_buffer(..., {owner}.detach().clone())",
+            )
+
+
+def check_own_memory(
+    state: Iterable[tuple[str, object]], parameters: Mapping[str, nn.Parameter]
+) -> None:
+    """Raise UsageError for an optimizer's tensor in a parameter's memory: copies would part."""
+    owners = {_memory(parameter): name for name, parameter in parameters.items()} | {0: None}
+    for name, value in state:
+        owner = owners.get(_memory(value)) if isinstance(value, Tensor) else None
+        if owner is not None:
+            raise UsageError(
+                f"the optimizer's state {name} and parameter {owner} have the same memory, and "
+                "another rank would have two",
+                otherwise="keep a copy in the state: parameter.detach().clone()",
+            )
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where the memory begins that a tensor is a view of; 0 where it has none."""
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # such as a sparse one
+        return tensor.untyped_storage().data_ptr()
+    return 0
 
 
 def check_steps_alone(optimizer: Optimizer) -> None:

@@ -267,7 +267,8 @@ class StepLoop(Generic[Batch]):
         ahead = soon = None
         if not last and not self._stops_before(step + 1):
             ahead = self._rows(step + 1)
-            if engine.repairs_ahead and step + 2 < self._steps:
+            within = step + 2 < self._steps and not self._stops_before(step + 2)
+            if engine.repairs_ahead and within:
                 soon = self._rows(step + 2)
         troubles = {slot: result.trouble for slot, result in results.items() if result.trouble}
         if troubles and not self._skips:

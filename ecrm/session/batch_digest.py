@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from ecrm.transport.digests import plain, tensor_digest, words_digest
+from ecrm.transport.digests import array_digest, plain, tensor_digest, words_digest
 from ecrm.transport.gpu_copies import on_host
 
 _DEEPEST = 4
@@ -42,7 +42,7 @@ def _digests(value: object, levels: int, known: Mapping[int, int]) -> Iterator[i
     elif isinstance(value, np.ndarray):
         yield words_digest(f"{value.dtype} {value.shape}")
         if value.dtype.kind in "biufcSU":
-            yield xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).tobytes())
+            yield array_digest(value)
     elif isinstance(value, str | bytes | bool | int | float | complex | np.generic | None):
         yield words_digest(plain(value.item() if isinstance(value, np.generic) else value))
     else:

@@ -253,9 +253,10 @@ class Session:
         self._replica.with_streams = feed.streams
         try:
             started = self._started = self._begin(steps, open_end=feed.streams)
-            self._replica.tries_undo = started.check_steps > 0
-            self._replica.used_by_steps = {"before_step": self._user_before_step}
             doing, engine = started.doing, started.run.engine
+            until = engine.step + started.check_steps
+            self._replica.tries_undo = lambda: engine.step < until
+            self._replica.used_by_steps = {"before_step": self._user_before_step}
             if engine.rank == engine.view.reporter:
                 for line in (*self._told_at_start, *large_embeddings(self.model)):
                     say(line)

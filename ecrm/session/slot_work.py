@@ -14,7 +14,7 @@ from torch import Tensor
 from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import BATCH, Place
-from ecrm.errors import UsageError
+from ecrm.errors import ChangedDataError, UsageError
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.unseen_state import Seen, first_change, of_module
@@ -77,6 +77,10 @@ class SessionBatches:
         known = self._ahead.pop((step, slot), None)
         return self._drawn(step, slot) if known is None else known
 
+    def once_more(self, step: int, slot: int) -> SessionBatch:
+        """The batch of a slot in the engine's step, made anew, for whoever compares the two."""
+        return self._drawn(step, slot, compared=True)
+
     def rows(self, batch: SessionBatch) -> Sequence[Tensor]:
         """The unique rows that it uses by row space, int64 [U]."""
         return batch.rows.rows
@@ -114,7 +118,8 @@ class SessionBatches:
         self._doing("")
         return made
 
-    def _drawn(self, step: int, slot: int) -> SessionBatch:
+    def _drawn(self, step: int, slot: int, compared: bool = False) -> SessionBatch:
+        """A batch that is drawn now. Ends the run where it is another one than before."""
         engine = self._engine
         engine.enter("input")
         self._doing(Place(step, slot, BATCH))
@@ -133,9 +138,10 @@ class SessionBatches:
             }
             self._after[step, slot] = drawn.after
         made = self._made(drawn, step, slot)
-        if not made.over:
-            engine.asked.drew(step, slot, made.digest)
         self._doing("")
+        new = not made.over and not compared
+        if new and (problem := engine.asked.drew(step, slot, made.digest)):
+            engine.recovery.refuse(problem, ChangedDataError)
         return made
 
     def _made(self, drawn: Drawn, step: int, slot: int) -> SessionBatch:

@@ -313,7 +313,7 @@ class SessionLoop:
                 if part.step < self._check_until:
                     yield self._work.begin(part)
                     first = kept(self._work.finish(part))
-                    self._work.again(part, self._batches.batch(part.step, part.slot))
+                    self._work.again(part, self._batches.once_more(part.step, part.slot))
                 yield self._work.begin(part)
                 part.result = self._work.finish(part)
                 if first is not None:

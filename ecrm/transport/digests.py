@@ -32,11 +32,16 @@ def tensor_digest(tensor: Tensor, name: str = "") -> int:
     return xxhash.xxh3_64_intdigest(content, seed=words_digest(head))
 
 
+def array_digest(array: np.ndarray) -> int:
+    """The digest of the elements of an array of numpy that has no objects."""
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(array).tobytes())
+
+
 def entry_digests(entries: Iterable[tuple[str, object]]) -> dict[str, int]:
     """A digest of 64 bits of each entry, by name.
 
-    A tensor counts by dtype, shape and elements, and not by its strides, device or address. Other
-    values count by their words.
+    A tensor counts by dtype, shape and elements, and not by its strides, device or address. So does
+    an array of numpy. Other values count by their words.
     """
     named = list(entries)
     on_cpu = iter(on_host(*(value.detach() for _, value in named if isinstance(value, Tensor))))
@@ -44,6 +49,12 @@ def entry_digests(entries: Iterable[tuple[str, object]]) -> dict[str, int]:
     for name, value in named:
         if isinstance(value, Tensor):
             digests[name] = tensor_digest(next(on_cpu), name)
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            digests[name] = words_digest(
+                f"{name} {value.dtype} {value.shape} {array_digest(value)}"
+            )
+        elif isinstance(value, set | frozenset):
+            digests[name] = words_digest(f"{name} {sorted(map(plain, value))}")
         else:
             digests[name] = words_digest(f"{name} {plain(value)}")
     return digests

@@ -70,10 +70,21 @@ def counted(own: np.random.Generator) -> Callable[[int, int], Batch]:
 
 
 MADE = {
-    "rows": (other_rows, "asks for other rows"),
+    "rows": (other_rows, "has another batch"),
     "numbers": (other_numbers, "has another batch"),
     "a counter": (counted, "has another batch"),
 }
+
+
+SERVERS = [("forward", 3), ("update", 3), ("parity", 1), ("commit", 1)]
+"""A server dies in a phase, with a commit interval: the trainers draw batches once more."""
+
+
+@pytest.mark.parametrize(("phase", "interval"), SERVERS)
+def test_a_trainer_that_draws_another_batch_after_a_servers_death_ends_the_run(phase, interval):
+    with pytest.raises(ProgramFailed) as failed:
+        run([PhaseFault(1, 3, phase)], Layout(commit_interval=interval), training(other_numbers))
+    assert {type(error) for error in failed.value.errors.values()} == {ChangedDataError}
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -91,6 +102,7 @@ def test_a_slot_that_is_done_again_with_another_batch_ends_the_run(name):
 def test_without_the_comparison_another_model_comes_out(monkeypatch):
     """The canary: a batch with other numbers, and no word."""
     monkeypatch.setattr(AskedBefore, "problem", lambda *_: "")
+    monkeypatch.setattr(AskedBefore, "drew", lambda *_: "")
     calm, killed = run(train=training(other_numbers)), run(KILLED, train=training(other_numbers))
     assert killed.deaths == 1 and killed.dense != calm.dense
 
@@ -143,3 +155,37 @@ def test_a_batch_is_digested_whole_and_alike_everywhere():
         assert batch_digest(changed) != digest
     assert batch_digest({"a": np.arange(3)}) != batch_digest({"a": np.arange(3.0)})
     assert batch_digest([["x", 1.5]]) == batch_digest([["x", np.float64(1.5)]])
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_no_batch_is_drawn_past_a_function_that_changes_the_data(interval):
+    """A server dies while rows are rebuilt, for which batches of two steps are drawn ahead."""
+
+    def train(start: Callable[[Wanted], Any]) -> Session:
+        torch.manual_seed(7)
+        session = Session(
+            two_tower(),
+            slots=2,
+            dense_optimizer=lambda ps: torch.optim.SGD(ps, lr=1e-2),
+            start=start,
+        )
+        session.delivered = []
+        epoch = [0]
+
+        @session.every(4)
+        def next_epoch() -> None:
+            epoch[0] = session.engine.step // 4
+
+        for batch in session.steps(lambda step, slot: batch_of(step + 100 * epoch[0], slot), 10):
+            session.model(batch.dense, batch.kjt).sum().backward()
+        return session
+
+    at = Layout(commit_interval=interval)
+    calm = run([], at, train)
+    for fault in (
+        PhaseFault(1, 5, "update"),
+        PhaseFault(1, 6, "commit"),
+        PhaseFault(1, 2, "dense"),
+    ):
+        killed = run([fault], at, train)
+        assert (killed.tables, killed.dense) == (calm.tables, calm.dense), fault

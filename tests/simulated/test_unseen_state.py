@@ -18,8 +18,10 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
+from ecrm.model.nested_state import placed
 from ecrm.session.alone import run_alone
 from ecrm.session.session import Session
+from ecrm.transport.digests import entry_digests
 
 STEPS = 4
 
@@ -289,3 +291,45 @@ def test_what_the_body_changes_late_is_found_too():
 
     with pytest.raises(UsageError, match=f"step {STEPS - 1}, slot 0: parameter linear.weight was"):
         train(body=body, check_determinism=0)
+
+
+class Anchored(torch.optim.SGD):
+    """Keeps a parameter's own memory as its state."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["anchor"] = parameter.data
+
+
+def test_memory_that_state_and_a_parameter_share_is_refused():
+    with pytest.raises(
+        UsageError, match="state 0.linear.weight.anchor and parameter linear.weight"
+    ):
+        train(dense_optimizer=lambda ps: Anchored(ps, lr=0.1))
+
+
+def test_memory_that_a_buffer_and_a_parameter_share_is_refused():
+    model = Model()
+    model.register_buffer("weight", model.linear.weight.data)
+    with pytest.raises(UsageError, match="buffer weight and parameter linear.weight have the same"):
+        train(model)
+
+
+class Adding(dict[str, int]):
+    def __setitem__(self, key: str, value: int) -> None:
+        super().__setitem__(key, self.get(key, 0) + value)
+
+
+def test_a_dict_whose_items_add_up_is_copied_as_it_is():
+    source = Adding()
+    source["x"] = 1
+    assert placed(source) == {"x": 1}
+    assert placed(source, Adding(source)) == {"x": 1}
+
+
+def test_arrays_and_sets_in_registered_state_are_compared():
+    for one, other in ((np.zeros(3), np.ones(3)), (np.zeros(3), np.zeros((3, 1))), ({1}, {2})):
+        assert entry_digests([("x", one)]) != entry_digests([("x", other)])
+    assert entry_digests([("x", {"a", "b"})]) == entry_digests([("x", {"b", "a"})])

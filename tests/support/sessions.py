@@ -170,6 +170,8 @@ class Layout:
     """What outlives the ranks, made on each."""
     checkpoints: Callable[[Engine], Checkpoints | None] = lambda engine: None
     """What writes checkpoints, made on each rank."""
+    checks: bool = False
+    """Whether slots of first steps are computed twice, as many as the script wants."""
     resumes: bool = False
     """Whether the run goes on from what is durable."""
 
@@ -199,7 +201,8 @@ def starter(transport: Transport, hooks: Hooks, layout: Layout) -> Callable[[Wan
         )
         if layout.resumes:
             engine.recovery.resume()
-        return Started(SimulatedRun(engine, checkpoints=layout.checkpoints(engine)))
+        simulated = SimulatedRun(engine, checkpoints=layout.checkpoints(engine))
+        return Started(simulated, check_steps=wanted.check_steps if layout.checks else 0)
 
     return start
 
