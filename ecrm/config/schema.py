@@ -265,7 +265,8 @@ class ClusterConfig:
         600.0,
         "A rank that works by itself for this long, without a call to others, counts as dead and "
         "is killed. 0 means never. "
-        "Set it longer than a step, an evaluation batch and the writing of a checkpoint ever take.",
+        "Set it longer than a step, an evaluation batch and the writing of a checkpoint ever take. "
+        "A script's code before its first step and after its loop takes as long as it takes.",
         minimum=0,
     )
     start_seconds: float = key(

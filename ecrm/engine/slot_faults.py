@@ -20,14 +20,17 @@ MOST_UNKNOWN = 3
 
 UNKNOWN_STEP = -1
 
-PARTS = ("body", "batch", "evaluation", "before_step", "every")
-BODY, BATCH, EVALUATION, BEFORE_STEP, EVERY = PARTS
+PARTS = ("body", "batch", "evaluation", "before_step", "every", "on_commit", "after")
+BODY, BATCH, EVALUATION, BEFORE_STEP, EVERY, ON_COMMIT, AFTER = PARTS
 
 OF_SLOTS = (BODY, BATCH)
 """Parts of which another rank can do what one has failed in."""
 
 ON_ALL = (BEFORE_STEP, EVERY)
 """Parts that all ranks, or all dense holders, are in at the same time."""
+
+UNJUDGED = (ON_COMMIT, AFTER)
+"""Parts that a death in tells nothing of: each rank is in them for a time of its own."""
 
 SLOT_PHASES = ("input", "lookup", "forward", "backward", "update")
 """Phases that ranks are in while slots are computed on some: of those that wait for these, too."""
@@ -39,7 +42,8 @@ class Place(NamedTuple):
     `part` is one of PARTS: BODY for a slot of a step, BATCH for making its batch, EVALUATION for a
     batch of an evaluation after so many steps. `slot` is the number of that batch then. BEFORE_STEP
     is the function of that name, EVERY one for `session.every` after so many steps. `slot` is then
-    the epoch of the view: it tells one time from the next, after a death.
+    the epoch of the view: it tells one time from the next, after a death. ON_COMMIT is a function
+    that is told of a step, AFTER the script behind its loop.
     """
 
     step: int
@@ -53,6 +57,10 @@ class Place(NamedTuple):
             return f"before_step of step {self.step}"
         if self.part == EVERY:
             return f"a function for session.every at step {self.step}"
+        if self.part == ON_COMMIT:
+            return f"a function for session.on_commit, told of step {self.step}"
+        if self.part == AFTER:
+            return "the script's code after the loop over session.steps"
         return f"{'the batch of ' if self.part == BATCH else ''}step {self.step}, slot {self.slot}"
 
 

@@ -165,7 +165,8 @@ def launch(
             f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir"
         ) from None
     watch = watch_of(folder, start.steps, config.world_size, config.train.tensorboard)
-    ending = supervise(line, folder, config.cluster.stop_seconds, secrets.token_hex(8), watch)
+    stop_seconds, name = config.cluster.stop_seconds, secrets.token_hex(8)
+    ending = supervise(line, folder, stop_seconds, name, watch, ranks_here=not somewhere)
     if resume == AUTO_RESUME and ending.exit_code == 0 and look(folder, resume).complete:
         return 0
     try:
@@ -240,6 +241,8 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
             f"stopped by {ending.stopped_by.name} before the run was complete{where}",
             STOPPED_EXIT_CODE,
         )
+    if ending.gave_up:
+        raise RunFailed(f"the run did not complete: {ending.gave_up}{where}", 1)
     code = ending.exit_code
     how = f"mpirun died of {_signal_name(-code)}" if code < 0 else f"mpirun ended with {code}"
     # every rank ended so, and the first of them has said why

@@ -37,6 +37,8 @@ ASKS_RANKS = {
 LAST_FILES = ("summary.json", "stopped.json", "failure.json")
 # from the run's own last file to SIGKILL: mpirun may wait for ever for a stopped rank
 LINGER_SECONDS = 20.0
+# mpirun without one process of its own: it may wait for ever for itself (seen once, as it began)
+RANKLESS_SECONDS = 20.0
 POLL_SECONDS = 0.1
 KILL_SECONDS = 5.0
 
@@ -46,12 +48,14 @@ class Ending:
     """How mpirun ended.
 
     `exit_code` is negative where mpirun died of a signal. `stopped_by` is the signal that stopped
-    the launch, and `launch` the name of the launch.
+    the launch, and `launch` the name of the launch. `gave_up` says why mpirun was killed, "" where
+    it was not.
     """
 
     exit_code: int
     stopped_by: signal.Signals | None
     launch: str | None = None
+    gave_up: str = ""
 
 
 def supervise(
@@ -60,11 +64,13 @@ def supervise(
     stop_seconds: float | None = None,
     launch: str | None = None,
     watch: Watch | None = None,
+    ranks_here: bool = True,
 ) -> Ending:
     """Run `line` to its end; on return none of its processes is left.
 
     `launch` is its name: in `run_dir` files of others count for nothing, and ranks that they name
-    are left alone. `watch` looks on, by default nobody.
+    are left alone. `watch` looks on, by default nobody. `ranks_here`: all ranks are on this
+    machine, and mpirun has had its time where none is left.
 
     SIGINT, SIGTERM or SIGHUP asks the ranks to stop, for which they have `stop_seconds`, by default
     STOP_SECONDS. After the run has written its last file mpirun has a bounded time to leave; a
@@ -87,13 +93,29 @@ def supervise(
         try:
             watch.began(process, launch)
             patience = STOP_SECONDS if stop_seconds is None else stop_seconds
-            _wait(process, run_dir, signals, patience, launch, watch)
+            ranks = _Ranks(process.pid) if ranks_here else None
+            gave_up = _wait(process, run_dir, signals, patience, launch, watch, ranks)
         finally:
             _kill_all(process, run_dir, launch)
             watch.ended()
     # None where it outlived its SIGKILL, in a call of the system that does not return.
     code = -signal.SIGKILL if process.returncode is None else process.returncode
-    return Ending(code, signals[0] if signals else None, launch)
+    return Ending(code, signals[0] if signals else None, launch, gave_up)
+
+
+class _Ranks:
+    """Looks now and then whether an mpirun has processes; `gone()` where it has none for long."""
+
+    def __init__(self, mpirun: int) -> None:
+        self._mpirun, self._since, self._looked = mpirun, time.monotonic(), time.monotonic()
+
+    def gone(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked >= 1.0:
+            self._looked = now
+            if any(pid != self._mpirun for pid in session_members(self._mpirun)):
+                self._since = now
+        return now - self._since >= RANKLESS_SECONDS
 
 
 @contextlib.contextmanager
@@ -118,8 +140,9 @@ def _wait(
     stop_seconds: float,
     launch: str | None,
     watch: Watch,
-) -> None:
-    """Return when mpirun has ended or has had its time."""
+    ranks: _Ranks | None,
+) -> str:
+    """Return when mpirun has ended or has had its time; why it is given up, "" where it is not."""
     forwarded = False
     deadline = float("inf")
     while process.poll() is None and time.monotonic() < deadline:
@@ -127,7 +150,9 @@ def _wait(
             process.send_signal(ASKS_RANKS[signals[0]])
             forwarded, deadline = True, time.monotonic() + stop_seconds
         elif len(signals) > 1:
-            return
+            return ""
+        if ranks is not None and ranks.gone():
+            return f"mpirun had no rank for {RANKLESS_SECONDS:g} s, and was killed: start it again"
         if deadline == float("inf") and any(
             read_own(run_dir / name, launch) for name in LAST_FILES
         ):
@@ -135,6 +160,7 @@ def _wait(
         watch.look(stopping=forwarded)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
+    return ""
 
 
 def _kill_all(process: subprocess.Popen[str], run_dir: Path, launch: str | None) -> None:

@@ -15,11 +15,22 @@ from collections.abc import Callable, Iterator
 class Calls:
     """The count, shared with processes that are forked later.
 
-    It is 0 before the first call, odd inside a call, and even after it.
+    It is 0 before the first call, odd inside a call, and even after it. `awaited` says whether the
+    next call is expected soon: not while a script prepares its data, or works after its loop.
     """
 
     def __init__(self) -> None:
-        self._word = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        self._word = memoryview(mmap.mmap(-1, 16)).cast("Q")
+        self.awaited = True
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a rank that makes no call counts as stuck."""
+        return bool(self._word[1])
+
+    @awaited.setter
+    def awaited(self, is_: bool) -> None:
+        self._word[1] = is_
 
     @property
     def count(self) -> int:
@@ -44,12 +55,12 @@ class Stuck:
 
     def __init__(self, calls: Calls, stuck_seconds: float, clock: Callable[[], float]) -> None:
         self._calls, self.seconds, self._clock = calls, stuck_seconds, clock
-        self._seen, self._since = 0, clock()
+        self._seen, self._since = (0, True), clock()
 
     def look(self) -> bool:
         """Whether the rank is to be given up."""
-        count, now = self._calls.count, self._clock()
-        if count != self._seen:
-            self._seen, self._since = count, now
-        outside = count > 0 and count % 2 == 0
+        count, awaited, now = self._calls.count, self._calls.awaited, self._clock()
+        if (count, awaited) != self._seen:
+            self._seen, self._since = (count, awaited), now
+        outside = awaited and count > 0 and count % 2 == 0
         return outside and 0 < self.seconds <= now - self._since

@@ -1,6 +1,7 @@
 """What Python does as a program ends, for a process that leaves by os._exit.
 
-Handlers of atexit run, and files that a script has left open are written to their ends.
+Threads of the script are waited for, handlers of atexit run, the script's variables are dropped, so
+that objects with a `__del__` end, and files that are still open are written to their ends.
 """
 
 from __future__ import annotations
@@ -19,18 +20,28 @@ FAREWELL_SECONDS = 10.0
 
 
 def take_leave(code: int, rank: int, seconds: float = FAREWELL_SECONDS) -> None:
-    """Run handlers of atexit, and flush and close open files, as far as `seconds` allow.
+    """Do what a program's end does, in Python's order, as far as `seconds` allow.
 
-    Where they take longer, the process ends here with exit code `code`, and says so. What a handler
-    or a file raises is printed, as Python does, and changes nothing. Threads of the script are not
-    waited for.
+    Where it takes longer, the process ends here with exit code `code`, and says so. What a handler
+    or a file raises is printed, as Python does, and changes nothing. Daemon threads are not waited
+    for.
     """
     over = threading.Timer(seconds, _give_up, (code, rank, seconds))
     over.daemon = True
     over.start()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    _drop_variables()
     _close_files()
     over.cancel()
+
+
+def _drop_variables() -> None:
+    """Drop the main module's variables, as Python does: what nobody refers to any more ends."""
+    threading.excepthook = lambda *_: None  # daemon threads may still use them
+    vars(sys.modules["__main__"]).clear()
+    gc.unfreeze()  # the session has frozen all that was there before it
+    gc.collect()
 
 
 def _close_files() -> None:
@@ -62,7 +73,8 @@ def _try(file: Any, what: str) -> None:
 
 def _is_written(thing: Any) -> bool:
     try:
-        return isinstance(thing, io.IOBase) and not thing.closed and thing.writable()
+        is_file = issubclass(type(thing), io.IOBase)  # isinstance would ask the object itself
+        return is_file and not thing.closed and thing.writable()
     except Exception:  # a script's own class, half made or half gone
         return False
 
@@ -76,8 +88,8 @@ def _depth(file: Any) -> int:
 def _give_up(code: int, rank: int, seconds: float) -> None:
     with contextlib.suppress(OSError):
         print(
-            f"! rank {rank}: handlers of atexit, or open files, took more than {seconds:g} s, and "
-            "were left",
+            f"! rank {rank}: threads, handlers of atexit, or open files, took more than "
+            f"{seconds:g} s, and were left",
             file=sys.stderr,
             flush=True,
         )

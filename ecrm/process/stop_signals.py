@@ -47,9 +47,10 @@ class StopSignals:
         self._watching = threading.Event()
         self._pipe, writing = os.pipe()
         os.set_blocking(writing, False)
+        _writing.append(writing)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in REQUESTS:
-            signal.signal(number, _do_nothing)
+            signal.signal(number, _came)
         os.register_at_fork(
             before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS),
             after_in_parent=_unblock,
@@ -91,8 +92,17 @@ class StopSignals:
             orphaned.speak_for(orphaned.parent_of(self._guard))
 
 
-def _do_nothing(*_: object) -> None:
-    """The number of the signal is in the pipe by now."""
+_writing: list[int] = []
+"""The pipe's end, for the handler."""
+
+
+def _came(number: int, _: object) -> None:
+    """Write the number into the pipe: it is there by now, unless a script has taken the wakeup.
+
+    asyncio does that, in `add_signal_handler`.
+    """
+    with contextlib.suppress(OSError):
+        os.write(_writing[0], bytes([number]))
 
 
 def _unblock() -> None:
@@ -106,7 +116,7 @@ def _as_without() -> None:
     """
     signal.set_wakeup_fd(-1)
     for number in REQUESTS:
-        if signal.getsignal(number) is _do_nothing:
+        if signal.getsignal(number) is _came:
             default = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if default else signal.SIG_DFL)
     _unblock()

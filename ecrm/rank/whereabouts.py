@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ecrm.engine.slot_faults import PARTS, Place
+from ecrm.engine.slot_faults import PARTS, UNJUDGED, Place
 from ecrm.rank.collective_check import share_at_start
 from ecrm.transport.base import Transport
 
@@ -18,13 +18,13 @@ _MOST_SLOTS = 1 << 28  # or batches of an evaluation
 
 
 class Whereabouts:
-    """Where user code is on this rank, and where it was on those that have died.
+    """Where user code is on this `rank`, and where it was on those that have died.
 
     `of` other ranks are words that they write, int64 [1].
     """
 
-    def __init__(self, mine: np.ndarray, of: dict[int, np.ndarray]) -> None:
-        self._mine, self._of = mine, of
+    def __init__(self, rank: int, mine: np.ndarray, of: dict[int, np.ndarray]) -> None:
+        self._rank, self._mine, self._of = rank, mine, of
 
     @staticmethod
     def shared(transport: Transport) -> Whereabouts:
@@ -38,15 +38,15 @@ class Whereabouts:
             its = None if memory is None else memory.memory_of(rank)
             if its is not None and int(said) >= 0:
                 of[rank] = its[int(said) :][:8].view(np.int64)
-        return Whereabouts(word.numpy(), of)
+        return Whereabouts(transport.rank, word.numpy(), of)
 
     def be_at(self, place: Place | None) -> None:
         """User code begins there; None: it is through."""
         self._mine[0] = _NOWHERE if place is None else _written(place)
 
     def places(self) -> dict[int, Place]:
-        """By rank, where user code is now on ranks of this host that are read."""
-        found = {rank: int(word[0]) for rank, word in list(self._of.items())}
+        """By rank, where user code is now: on this rank, and on those of its host that are read."""
+        found = {rank: int(word[0]) for rank, word in [*self._of.items(), (self._rank, self._mine)]}
         return {rank: _read(word) for rank, word in found.items() if word != _NOWHERE}
 
     def when_dead(self, rank: int) -> tuple[Place, ...] | None:
@@ -57,7 +57,9 @@ class Whereabouts:
         word = self._of.pop(rank, None)
         if word is None:
             return None
-        return () if word[0] == _NOWHERE else (_read(int(word[0])),)
+        if word[0] == _NOWHERE or (place := _read(int(word[0]))).part in UNJUDGED:
+            return ()
+        return (place,)
 
 
 def _written(place: Place) -> int:

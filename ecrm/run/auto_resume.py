@@ -77,10 +77,17 @@ def _look(run_dir: Path, mine: bool) -> Found:
             f"--run-dir {run_dir}: holds a run whose parity did not match at its end; "
             "start again in another folder"
         )
-    own = bool(find(run_dir / CHECKPOINTS)[0]) or files_at(run_dir) is not None
+    complete = read_json(run_dir / "summary.json").get("completed") is True
+    return Found(gone_on_from(run_dir), complete)
+
+
+def gone_on_from(run_dir: Path) -> Path | None:
+    """What a run in a folder goes on from with AUTO_RESUME; None where it begins at step 0."""
+    if find(run_dir / CHECKPOINTS)[0] or files_at(run_dir) is not None:
+        return run_dir
+    starts = [event for event in events_of(run_dir) if event.get("event") == "start"]
     begun_from = starts[0].get("resumed", {}).get("from") if starts else None
-    resume = run_dir if own else Path(begun_from) if begun_from else None
-    return Found(resume, read_json(run_dir / "summary.json").get("completed") is True)
+    return Path(begun_from) if begun_from else None
 
 
 def check_same(run_dir: Path, mine: dict[str, Any]) -> None:
@@ -100,6 +107,11 @@ def check_same(run_dir: Path, mine: dict[str, Any]) -> None:
     )
     if other:
         name = other[0]
+        if loaded := _begun_otherwise(said.get(name), now[name]):
+            raise UsageError(
+                f"--run-dir {run_dir}: holds a run whose {name} {loaded} began with other rows: "
+                "put the file that it has loaded back under its name, or begin anew in a new folder"
+            )
         before, here = (
             ("other ones", "these") if name in ("tables", "data") else (said.get(name), now[name])
         )
@@ -107,6 +119,18 @@ def check_same(run_dir: Path, mine: dict[str, Any]) -> None:
             f"--run-dir {run_dir}: holds a run with {name} {before}, here {name} is {here}: "
             f"name a new folder, and type --resume {run_dir} where it shall go on from there"
         )
+
+
+def _begun_otherwise(before: Any, here: Any) -> str:
+    """The first table that differs in the numbers alone that it begins with; "" for none."""
+    if not isinstance(before, dict) or not isinstance(here, dict):
+        return ""
+    for name, table in here.items():
+        then = before.get(name)
+        if then != table and isinstance(then, dict) and isinstance(table, dict):
+            alike = {**then, "begins": None} == {**table, "begins": None}
+            return name if alike and then.get("begins") and table.get("begins") else ""
+    return ""
 
 
 def about(config: Config) -> dict[str, Any]:

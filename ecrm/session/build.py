@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ecrm.console import Waiting, say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
 from ecrm.engine.sealed import meet
-from ecrm.engine.slot_faults import Place
+from ecrm.engine.slot_faults import AFTER, UNJUDGED, Place
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import leaves
@@ -122,7 +122,6 @@ def start_run(wanted: Wanted) -> Started:
         fields = start_fields(run, cluster, built, {"script": str(rank.script.path), **end})
     built.standstill.places = whereabouts.places
     rank_run, progress = _rank_run(rank, run, built, fields, wanted.open_end, wanted.keeps_best)
-    rank.part = ScriptPart(rank_run, run.folder, built.standstill)
     built.standstill.watch(built.engine)
     _tell_start(run, cluster, built, fields)
     gc.collect()
@@ -130,9 +129,12 @@ def start_run(wanted: Wanted) -> Started:
     gc.freeze()
 
     def doing(place: Place | str) -> None:
-        rank.place = place
+        ends = isinstance(place, Place) and place.part in UNJUDGED
+        rank.place = "" if ends else place
         whereabouts.be_at(place if isinstance(place, Place) else None)
+        rank.calls.awaited = not (isinstance(place, Place) and place.part == AFTER)
 
+    rank.part = ScriptPart(rank_run, run.folder, built.standstill, doing)
     typed = config.train.check_determinism
     check_steps = wanted.check_steps if typed < 0 else typed
     finite = config.train.on_nonfinite == "stop"
@@ -360,8 +362,14 @@ def _tell_start(run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str,
 class ScriptPart:
     """One rank's part in the run of a script, for the end of the script."""
 
-    def __init__(self, run: RankRun, folder: RunFolder, standstill: Standstill) -> None:
-        self._run, self._folder, self._standstill = run, folder, standstill
+    def __init__(
+        self,
+        run: RankRun,
+        folder: RunFolder,
+        standstill: Standstill,
+        doing: Callable[[Place | str], None],
+    ) -> None:
+        self._run, self._folder, self._standstill, self._doing = run, folder, standstill, doing
         self.engine = run.engine
 
     @property
@@ -379,6 +387,7 @@ class ScriptPart:
         Raises Unrecoverable on every rank where a failure has undone steps, since the script's loop
         is over.
         """
+        self._doing("")
         asked = False
         while True:
             if self.engine.step < self._run.furthest:

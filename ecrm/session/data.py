@@ -195,19 +195,22 @@ def source_of(batches: Batches, slots: int, seed: int) -> Source:
     raise no_batches(batches, "steps")
 
 
+_STEPS = "session.steps(batches, steps"
+
+
 def steps_of(batches: Batches, slots: int, steps: int | None) -> int:
     """How many steps are trained: at most `steps`. Raises UsageError where nobody has said."""
     if not isinstance(batches, Indexed | Streams) and not callable(batches):
         raise no_batches(batches, "steps")
     if isinstance(batches, Indexed) and batches.epochs is not None:
         there = batches.steps(batches.epochs, slots)
-        return there if steps is None else min(operator.index(steps), there)
+        return there if steps is None else min(whole(steps, _STEPS, 1), there)
     if steps is None:
         raise UsageError(
             "session.steps(batches) does not say how many steps to train",
             otherwise="type session.steps(batches, 10_000), or give ecrm.Indexed its epochs",
         )
-    return operator.index(steps)
+    return whole(steps, _STEPS, -(2**63))  # what is below 1 is told by the caller
 
 
 def feed_of(batches: Batches, slots: int, steps: int, seed: int) -> Feed:

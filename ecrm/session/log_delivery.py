@@ -26,20 +26,20 @@ All ranks know of the commit by then, whatever has failed meanwhile, and whateve
 class Mark(Protocol):
     """Where the main rank writes down how far it has told the script; outlives that rank."""
 
-    def read(self) -> int:
-        """The step before which all was told."""
+    def read(self) -> tuple[int, int]:
+        """The step before which all was told, and that before which training ends, -1 for none."""
 
-    def write(self, step: int) -> None:
-        """All before a step was told."""
+    def write(self, step: int, ends_at: int) -> None:
+        """All before a step was told, and a listener has had training end before `ends_at`."""
 
 
 class NoMark:
     """Of a rank that dies with all that was told."""
 
-    def read(self) -> int:
-        return 0
+    def read(self) -> tuple[int, int]:
+        return 0, -1
 
-    def write(self, step: int) -> None:
+    def write(self, step: int, ends_at: int) -> None:
         """There is nobody to read it."""
 
 
@@ -50,16 +50,17 @@ class FileMark:
         self._path = path
         self._descriptor = -1
 
-    def read(self) -> int:
+    def read(self) -> tuple[int, int]:
         with contextlib.suppress(OSError, ValueError):
-            return int(self._path.read_text() or 0)
-        return 0
+            told, ends_at = map(int, self._path.read_text().split())
+            return told, ends_at
+        return 0, -1
 
-    def write(self, step: int) -> None:
+    def write(self, step: int, ends_at: int) -> None:
         with contextlib.suppress(OSError):
             if self._descriptor < 0:
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
-            os.pwrite(self._descriptor, b"%020d\n" % step, 0)  # of one size: nobody reads half
+            os.pwrite(self._descriptor, b"%020d %020d\n" % (step, ends_at), 0)  # of one size
 
 
 class LogDelivery:
@@ -84,7 +85,7 @@ class LogDelivery:
         self._was_main = self._is_main
         self._told_before = engine.committed
         if self._was_main:
-            mark.write(engine.committed)
+            mark.write(engine.committed, -1)
         self._telling = -1
         self.as_main: bool | None = None
         """Whether the step that is being told is the main rank's to tell; None outside of that."""
@@ -114,7 +115,9 @@ class LogDelivery:
         self._hear()
         committed = self._engine.committed
         if self._is_main and not self._was_main:
-            self._was_main, self._told_before = True, self._mark.read()
+            self._was_main = True
+            self._told_before, ends_at = self._mark.read()
+            self.ends_at = ends_at if self.ends_at < 0 else self.ends_at
         until = committed if self._is_main or all_of_it else self._before
         if committed > self._seen:
             until = max(until, self._seen)
@@ -140,7 +143,7 @@ class LogDelivery:
         finally:
             self._telling, self.as_main = -1, None
         if self._is_main:
-            self._mark.write(step + 1)
+            self._mark.write(step + 1, self.ends_at)
 
 
 def _read(note: Tensor) -> dict[str, float]:

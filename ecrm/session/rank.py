@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Protocol
 
 from ecrm.config.script import Script
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import Place
 from ecrm.errors import UsageError
+from ecrm.process.calls import Calls
 from ecrm.process.stop_signals import StopSignals
 from ecrm.rank.claim import Job
+from ecrm.session.begun_file import BegunFile
 from ecrm.transport.base import Transport
 
 WITHOUT_GROUPS = "leave out process groups, for a session has ranks of its own"
@@ -43,21 +44,23 @@ class Part(Protocol):
 class ThisRank:
     """What a rank was started with, and how far its script has come.
 
+    - `calls`: those to other ranks, for the guard.
     - `met`: whether all ranks have come to a Session, or to the end of their scripts.
     - `part`: the run that the Session has built, None before.
     - `place`: where in the training the script is, such as "step 7, slot 1"; "" for nowhere. In a
       slot, or in a batch of an evaluation, it is a `Place`.
-    - `saved_over`: files that it has saved, of which one may be what the run has begun with.
+    - `begun`: the file that the script has loaded; None for none.
     """
 
     transport: Transport
     job: Job
     script: Script
     stop: StopSignals
+    calls: Calls
     met: bool = False
     part: Part | None = None
     place: Place | str = ""
-    saved_over: list[Path] = field(default_factory=list)
+    begun: BegunFile | None = None
 
 
 _this: list[ThisRank] = []

@@ -7,14 +7,16 @@ another rank tries the slot once more. Else all leave, with the same exit code.
 from __future__ import annotations
 
 import argparse
+import builtins
 import contextlib
 import logging
 import os
-import runpy
 import sys
 import traceback
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from ecrm.config.script import Script
@@ -30,7 +32,6 @@ from ecrm.rank.check_start import check_kernels
 from ecrm.rank.claim import Job
 from ecrm.rank.collective_check import collective_check
 from ecrm.rank.rank_run import RunStopped
-from ecrm.session.begun_file import forget
 from ecrm.session.own_frames import own_line, own_traceback
 from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, be
 
@@ -67,7 +68,7 @@ def run_script(script: Script, job: Job, guarded: Guarded, stop: StopSignals) ->
     prepare_torch(job.config.train.threads)
     seed_slot(job.config.train.seed, 0, 0)  # a model draws its first weights alike everywhere
     run_rank(
-        lambda transport: _run(ThisRank(transport, job, script, stop)),
+        lambda transport: _run(ThisRank(transport, job, script, stop, guarded.calls)),
         guarded,
         stop,
         count_calls=job.config.cluster.stuck_seconds > 0,
@@ -90,6 +91,7 @@ def _run(rank: ThisRank) -> int:
 
     Raises ScriptFailed on every rank where the script has failed on one.
     """
+    rank.calls.awaited = False
     check_kernels(rank.transport, rank.job.config)  # a module goes to its device as it is made
     be(rank)
     try:
@@ -123,8 +125,8 @@ def _to_the_end(rank: ThisRank) -> int:
         _fail(rank, failure)
     assert rank.part is not None
     code = rank.part.end()
-    for path in rank.saved_over if code == 0 else ():
-        forget(path)
+    if rank.begun is not None and code == 0:
+        rank.begun.forget()
     return code
 
 
@@ -138,7 +140,7 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
     sys.path.insert(0, str(script.path.absolute().parent))
     try:
         with _argparse_of(first=rank.transport.rank == 0):
-            runpy.run_path(path, run_name="__main__")
+            _run_as_main(path)
     except RunStopped:
         raise
     except (StepAborted, StopAgreed):  # after its loop: the end of the run sees to it
@@ -161,6 +163,14 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
             raise  # the others wait for this rank in a call that only its death ends
         return _failed_by(rank, error)
     return None
+
+
+def _run_as_main(path: str) -> None:
+    """Run a file as the main module, which it stays: its variables live as long as the process."""
+    main = types.ModuleType("__main__")
+    vars(main).update(__file__=path, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    exec(compile(Path(path).read_bytes(), path, "exec"), vars(main))
 
 
 def _say_nothing(*_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from ecrm.checkpoint.checksums import check_share
 from ecrm.checkpoint.saved_model import open_model
 from ecrm.console import say
 from ecrm.engine.engine import Engine
@@ -23,10 +25,11 @@ from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.opened_file import OpenedFile
 from ecrm.paths import typed_path
+from ecrm.placement.initial_values import FileValues
 from ecrm.placement.tables import row_spaces
 from ecrm.session.alone import run_alone
 from ecrm.session.batch_rows import BatchRows, find_kjts
-from ecrm.session.begun_file import file_to_load, keep
+from ecrm.session.begun_file import BegunFile
 from ecrm.session.build import start_run
 from ecrm.session.data import Batches, feed_of, steps_of
 from ecrm.session.device import move, session_device
@@ -106,7 +109,9 @@ class Session:
         start: Start | None = None,
     ) -> None:
         slots = whole(slots, "Session(slots", 1)
-        seed = whole(seed, "Session(seed", -(2**63))
+        seed = whole(seed, "Session(seed", 0)
+        if seed >= 2**64:
+            raise UsageError(f"Session(seed={seed}): a seed is below 2**64")
         check_determinism = whole(check_determinism, "Session(check_determinism", 0)
         if sparse_scheduler is not None:
             if sparse_rate is not None:
@@ -271,6 +276,14 @@ class Session:
                 self._every,
             )
             yield from self._loop
+        except GeneratorExit:
+            if not is_rank():  # a rank's end tells it
+                print(
+                    f"ecrm: warning: training was left in step {self.engine.step} of {steps}: to "
+                    "end it early, call session.stop() in the loop's body",
+                    file=sys.stderr,
+                )
+            raise
         finally:
             feed.close()
 
@@ -302,9 +315,13 @@ class Session:
         ranks' that of the lowest rank: so one rank may report alone. Raises UsageError for a value
         that is no number.
         """
+        try:
+            value = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"session.report({value!r}): give one number") from None
         if math.isnan(value):
             raise UsageError("session.report(nan): there is nothing to go by")
-        self._loop_of("report").report(float(value))
+        self._loop_of("report").report(value)
 
     def _loop_of(self, what: str) -> SessionLoop:
         if self._loop is None:
@@ -419,9 +436,9 @@ class Session:
 
     def _before_saving(self, target: Path) -> None:
         """On the rank that is about to write a file."""
-        if self._opened is not None and is_rank():
-            keep(target.absolute(), self._opened)
-            this_rank().saved_over.append(target.absolute())
+        begun = this_rank().begun if is_rank() else None
+        if self._opened is not None and begun is not None:
+            begun.keep(target, self._opened)
 
     def load(self, path: str | Path, strict: bool = True) -> None:
         """Before `steps`: begin with a model that was saved under TorchRec's names.
@@ -440,11 +457,17 @@ class Session:
         ends the run. Another file may take its name.
         """
         self._check_before("load")
-        named = typed_path(path).absolute()
-        source = file_to_load(named, is_rank() and this_rank().job.resume is not None)
+        source = typed_path(path).absolute()
+        if is_rank():
+            job = this_rank().job
+            assert job.run_dir is not None, "a script's run has a folder"
+            begun = this_rank().begun = BegunFile.of(source, job.run_dir, job.resume)
+            source = begun.to_load()
         state, opened = open_model(source)
         self._opened = opened
         self._load(state, f"session.load: {path}", str(source), opened, strict)
+        if not any(isinstance(table.initial, FileValues) for table in self._described):
+            check_share(source, 0, 1)  # no table's rows are read, for which ranks share the file
         told = [] if strict else new_here(self.model, self._described, state)
         self._told_at_start = [f"session.load: {line}" for line in told]
 

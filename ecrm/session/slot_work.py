@@ -321,7 +321,7 @@ class SlotWork:
         if self._skipped:
             return
         if all(leaf.grad is None for leaf in (*self._leaves, *self._replica.parameters)):
-            if not self._had_gradients:
+            if part.step == 0 and not self._had_gradients:
                 raise UsageError(
                     f"{place}: nothing has a gradient",
                     otherwise="call session.model and loss.backward() in the body of the loop; to "

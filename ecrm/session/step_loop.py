@@ -13,7 +13,7 @@ from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.sealed import meet, sealed
-from ecrm.engine.slot_faults import EVERY, Place
+from ecrm.engine.slot_faults import AFTER, EVERY, ON_COMMIT, Place
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.rank.step_loop import StepLoop
@@ -236,7 +236,7 @@ class SessionLoop:
         self._check_from = self._engine.step
         self._check_until = self._check_from + started.check_steps
         self._elsewhere = SlotsElsewhere(self._engine, batches, work, self._check_until)
-        self._delivery = LogDelivery(self._engine, started.logged, tell, started.mark)
+        self._delivery = LogDelivery(self._engine, started.logged, self._told(tell), started.mark)
         self._loop = StepLoop(
             started.run,
             batches,
@@ -326,6 +326,17 @@ class SessionLoop:
         if ended := ended_early(self._engine, self._steps):
             self._engine.state.hooks.event({"event": "ended_early", **ended})
         self._over = True
+        self._doing(Place(self._engine.step, 0, AFTER))
+
+    def _told(self, tell: Callable[[int, Logged], None]) -> Callable[[int, Logged], None]:
+        """Tell the script of a step, and say meanwhile that its code is at work."""
+
+        def told(step: int, logged: Logged) -> None:
+            self._doing(Place(step, 0, ON_COMMIT))
+            tell(step, logged)
+            self._doing("")
+
+        return told
 
     def _tell_reports(self) -> None:
         """Say where reports were to be followed, and there were none."""
@@ -383,6 +394,8 @@ class SessionLoop:
                     raise StepAborted
                 done = yield from work()
                 self._between.goes_on()
+                if self._over:
+                    self._doing(Place(step, 0, AFTER))
                 return done
             except StopAgreed:
                 self._stop()

@@ -296,3 +296,13 @@ def test_news_for_ranks_that_have_left_is_dropped_after_the_end_of_a_complete_ru
     said = capfd.readouterr().err
     assert said.count(LATE) == late_lines
     assert said.startswith("ecrm: error: something\n") and said.endswith("the last words")
+
+
+def test_an_mpirun_that_has_no_ranks_is_given_up(tmp_path, monkeypatch):
+    """As one did that waited for itself while it began."""
+    monkeypatch.setattr(module, "RANKLESS_SECONDS", 2.0)
+    ending = supervise(["sleep", "100"], tmp_path)
+    with pytest.raises(
+        RunFailed, match="mpirun had no rank for 2 s, and was killed: start it again"
+    ):
+        judge(tmp_path, ending)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import zipfile
 
 import pytest
 
@@ -58,6 +59,10 @@ def left_whole(folder) -> None:
         assert (folder / f"rows-{rank}.csv").read_text().split() == LINES
         assert gzip.open(folder / f"rows-{rank}.gz", "rt").read().split() == LINES
         assert (folder / f"handled-{rank}").read_text() == "handled"
+        assert (folder / f"before-{rank}.csv").read_text().split() == LINES
+        assert (folder / f"thread-{rank}").read_text() == "through"
+        assert zipfile.ZipFile(folder / f"rows-{rank}.zip").read("rows") == b"all"
+        assert not list(folder.glob("short-lived-*"))
 
 
 def test_open_files_are_written_and_handlers_run(done):
@@ -70,7 +75,7 @@ def test_open_files_are_written_and_handlers_run_after_an_error(tmp_path):
     left_whole(tmp_path)
 
 
-SAID = "handlers of atexit, or open files, took more than 10 s, and were left"
+SAID = "threads, handlers of atexit, or open files, took more than 10 s, and were left"
 
 
 def test_a_handler_that_hangs_is_left_and_told(tmp_path):

@@ -73,3 +73,22 @@ def test_that_mpirun_goes_is_heard_also_after_a_request_to_stop():
         guard.kill()
         guard.stdin.close()
         guard.stdout.close()
+
+
+def test_a_request_is_heard_after_asyncio_has_taken_the_wakeup():
+    program = PROGRAM.replace(
+        "    os.kill(os.getpid(), signal.SIGINT)\n",
+        """    signal.set_wakeup_fd(-1)  # as loop.remove_signal_handler does
+    os.kill(os.getpid(), signal.SIGINT)
+""",
+    )
+    guard = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        _, received = guard.stdout.readline().split()
+        assert received == "SIGINT"
+    finally:
+        guard.kill()
+        guard.stdin.close()
+        guard.stdout.close()

@@ -257,13 +257,13 @@ class SharedMark:
     """A mark in memory that outlives ranks."""
 
     def __init__(self) -> None:
-        self.step = 0
+        self.told = 0, -1
 
-    def read(self) -> int:
-        return self.step
+    def read(self) -> tuple[int, int]:
+        return self.told
 
-    def write(self, step: int) -> None:
-        self.step = step
+    def write(self, step: int, ends_at: int) -> None:
+        self.told = step, ends_at
 
 
 TOLD_PHASES = ("input", "lookup", "forward", "update", "parity", "dense", "commit")
@@ -288,6 +288,51 @@ def test_the_main_rank_is_told_of_each_commit_once_whoever_dies(interval):
 
             run(faults, layout(interval), train)
             assert told == list(range(9)), (phase, faults)
+
+
+@pytest.mark.parametrize("phase", ["input", "forward", "commit"])
+def test_a_stop_at_a_commit_outlives_the_main_rank_that_has_asked(phase):
+    """The next main rank is not told of that step any more."""
+
+    def left(faults: Any) -> Left:
+        mark = SharedMark()
+
+        def listens(session: Session) -> None:
+            @session.on_commit
+            def heard(step: int, logged: Any) -> None:
+                if session.is_main and step == 2:
+                    session.stop()
+
+        def train(start: Callable[[Wanted], Any]) -> Session:
+            begin = trained(prepare=listens)
+            return begin(lambda wanted: replace(start(wanted), mark=mark))
+
+        return run(faults, layout(), train)
+
+    calm, killed = left(()), left([PhaseFault(3, 3, phase)])
+    assert len(calm.logged) == 9
+    assert killed.deaths == 1 and same(killed, calm)
+
+
+def test_a_batch_left_out_by_continue_is_left_out_on_another_rank_too():
+    """Which has computed none before: it sits out there, as it does on the first one."""
+
+    def train(start: Callable[[Wanted], Any]) -> Session:
+        torch.manual_seed(0)
+        model = Small()
+        apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
+        session = Session(
+            model, slots=2, dense_optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1), start=start
+        )
+        session.delivered = []
+        for batch in session.steps(batch_of, 6):
+            if batch["place"][0] in (3, 4):
+                continue
+            F.mse_loss(session.model(batch["ids"]), batch["label"]).backward()
+        return session
+
+    calm, killed = (run(faults, layout(), train) for faults in ((), [PhaseFault(4, 3, "forward")]))
+    assert killed.deaths == 1 and same(killed, calm)
 
 
 def test_a_main_rank_that_dies_before_it_is_told_leaves_that_to_the_next():

@@ -12,6 +12,7 @@ import torch
 from ecrm.config.script import Script
 from ecrm.errors import EcrmError
 from ecrm.model.determinism import prepared_torch
+from ecrm.process.calls import Calls
 from ecrm.rank.claim import Job
 from ecrm.session import rank as session_rank
 from ecrm.session.rank import ThisRank
@@ -64,7 +65,8 @@ def run(tmp_path, monkeypatch):
         path.write_text(HEAD + text)
         script = Script(path)
         job = Job(script.load_config(ONE_RANK))
-        return _run(ThisRank(LoneTransport(), job, script, SimpleNamespace(received=None)))
+        stop = SimpleNamespace(received=None)
+        return _run(ThisRank(LoneTransport(), job, script, stop, Calls()))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session_rank, "_this", [])

@@ -129,9 +129,9 @@ def test_a_rank_that_died_has_left_where_user_code_was():
     word = np.zeros(1, np.int64)
     places = [Place(0, 0), Place(0, 0, BATCH), Place(10**9, (1 << 28) - 1, EVERY), SLOT]
     for place in places:
-        Whereabouts(word, {}).be_at(place)
-        assert Whereabouts(word, {3: word.copy()}).when_dead(3) == (place,)
-    Whereabouts(word, {}).be_at(None)
-    others = Whereabouts(word, {3: word.copy()})
+        Whereabouts(0, word, {}).be_at(place)
+        assert Whereabouts(0, word, {3: word.copy()}).when_dead(3) == (place,)
+    Whereabouts(0, word, {}).be_at(None)
+    others = Whereabouts(0, word, {3: word.copy()})
     assert others.when_dead(3) == ()
     assert others.when_dead(3) is others.when_dead(4) is None

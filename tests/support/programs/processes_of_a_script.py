@@ -7,7 +7,10 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import zipfile
 from pathlib import Path
 
 import torch
@@ -47,7 +50,13 @@ def ended_by_sigterm() -> list[int]:
     return [sleeper.wait(20), fork.exitcode]
 
 
+def write_late(path: Path) -> None:
+    time.sleep(0.5)
+    path.write_text("through")
+
+
 mode, folder = sys.argv[1], Path(sys.argv[2])
+before = open(folder / f"before-{os.environ['OMPI_COMM_WORLD_RANK']}.csv", "w")
 table = EmbeddingBagConfig(name="songs", embedding_dim=8, num_embeddings=50, feature_names=["item"])
 model = nn.ModuleDict(
     {
@@ -78,7 +87,12 @@ asked = {
 (folder / f"asked-{rank}.json").write_text(json.dumps(asked))
 rows = open(folder / f"rows-{rank}.csv", "w")
 packed = gzip.open(folder / f"rows-{rank}.gz", "wt")
+threading.Thread(target=write_late, args=(folder / f"thread-{rank}",)).start()
+archive = zipfile.ZipFile(folder / f"rows-{rank}.zip", "w")
+archive.writestr("rows", "all")
+short_lived = tempfile.NamedTemporaryFile(prefix="short-lived-", dir=folder)
 for number in range(900):
+    before.write(f"{number}\n")
     rows.write(f"{number}\n")
     packed.write(f"{number}\n")
 atexit.register((folder / f"handled-{rank}").write_text, "handled")
