@@ -20,7 +20,7 @@ from ecrm.engine.hooks import StepAborted
 from ecrm.engine.in_flight import StepInFlight
 from ecrm.engine.ledger import Ledger, Noticed
 from ecrm.engine.rollback import Durable, Rollback
-from ecrm.engine.slot_faults import Fault, Place, deadly, raised_before, together_in
+from ecrm.engine.slot_faults import UNJUDGED, Fault, Place, deadly, raised_before, together_in
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
 from ecrm.errors import (
@@ -229,7 +229,11 @@ class Recovery:
             if rank not in self.faults and rank not in self._mine:
                 places = self._state.hooks.whereabouts(rank)
                 slots = held.slots_of(rank)
-                self._mine[rank] = Fault.unknown(slots) if places is None else Fault(places)
+                if places is None:
+                    self._mine[rank] = Fault.unknown(slots)
+                    continue
+                judged = tuple(place for place in places if place.part not in UNJUDGED)
+                self._mine[rank] = Fault(judged)
 
     @property
     def _raising(self) -> list[int]:

@@ -41,7 +41,14 @@ from ecrm.model.replica_refusals import (
     check_rest,
     check_steps_alone,
 )
-from ecrm.model.unseen_state import Seen, first_change, of_objects
+from ecrm.model.unseen_state import (
+    Seen,
+    first_change,
+    first_growth,
+    of_module,
+    of_objects,
+    state_of,
+)
 from ecrm.transport.digests import entry_digests
 from ecrm.transport.gpu_copies import on_device, on_host
 
@@ -132,8 +139,8 @@ class ModuleReplica:
         self.reports: Mapping[str, Any] = {}
         """The values that evaluations have reported, part of the state, as nested dicts."""
         self.tries_undo: Callable[[], bool] = lambda: False
-        """Whether the next step after a commit is undone once, to see whether all comes back."""
-        self._tried_undo = False
+        """Whether this step is undone once, if it follows a commit: does all come back?"""
+        self.grown = ""
         self.used_by_steps: Mapping[str, object] = {}
         """What else may change in a step, by name, such as the user's before_step."""
         self._at_commit = True
@@ -160,6 +167,12 @@ class ModuleReplica:
         """
         before = self._saved["parameters"] if self._noted is None else self._noted
         return any(not same_bits(p.detach(), before[name]) for name, p in self._all.items())
+
+    @property
+    def changed_buffer(self) -> str:
+        """The first buffer that is other than agreed on; "" for none."""
+        live = live_buffers(self.module)
+        return next((n for n, b in live.items() if not _same(b, self._buffers.get(n))), "")
 
     def note(self) -> None:
         """Have `changed` compare with the parameters as they are now."""
@@ -362,7 +375,7 @@ class ModuleReplica:
 
         A parameter that no slot has a gradient for has none: optimizers leave it alone.
         """
-        if not self._tried_undo and self._at_commit and self.tries_undo():
+        if self._at_commit and self.tries_undo():
             self._try_undo(total, states)
         else:
             self._take_step(total, states)
@@ -370,7 +383,6 @@ class ModuleReplica:
 
     def _try_undo(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         """Take a step, undo it and take it again: raise UsageError where that is not the same."""
-        self._tried_undo = True
         self._take_step(total.clone(), states)
         digests, unseen = entry_digests(self.entries), self._unseen
         self.undo()
@@ -381,6 +393,7 @@ class ModuleReplica:
                 otherwise="keep it in the optimizer's state, or give its owner state_dict and "
                 "load_state_dict, and call session.register(name, owner) before session.steps",
             )
+        self.grown = first_growth(unseen, self._unseen)
         for name, digest in entry_digests(self.entries).items():
             if digests.get(name) != digest:
                 raise UsageError(
@@ -394,7 +407,11 @@ class ModuleReplica:
         """What steps may change in the optimizer and elsewhere, but for the state that is kept."""
         things = {"optimizer": self.optimizer, "scheduler": self.scheduler, **self._extra}
         things.pop("grad_scaler", None)
-        return of_objects({**things, **self.used_by_steps}, self._optimizer_state.kept)
+        known = self._optimizer_state.kept | state_of(self.module)
+        for extra in self._extra.values():
+            known |= state_of(extra) if isinstance(extra, nn.Module) else set()
+        of_steps = of_objects({**things, **self.used_by_steps}, known)
+        return {**of_steps, **{f"the model's {n}": v for n, v in of_module(self.module).items()}}
 
     def _take_step(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         self._begin_step(states)

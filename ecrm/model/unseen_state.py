@@ -7,10 +7,15 @@ changes would be lost without a word.
 
 from __future__ import annotations
 
+import functools
 import random
+import sys
+import sysconfig
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,23 +32,97 @@ Seen = dict[str, object]
 
 _DEEPEST = 6
 _MOST = 20_000
-"""Values that a walk visits at most."""
-_TORCHS = frozenset(
-    {"_parameters", "_buffers", "_modules", "training", "_non_persistent_buffers_set"}
-)
-"""Attributes of modules that are seen otherwise, or put back around a slot."""
+"""Values that a walk visits at most; then it says so, by CUT."""
+_LONG = 200
+"""A container with more plain values than this counts as one value."""
+CUT = "more values than are compared"
+_MODES = "training"
+_TORCHS = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", _MODES})
+"""Attributes of modules that are seen otherwise."""
+_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)))
+"""Attributes that torch's own class gives each optimizer."""
 _NEVER = (type, types.ModuleType, types.BuiltinFunctionType, torch.dtype, torch.device)
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib"))
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a list is that may be a log."""
+
+    count: int
 
 
 def of_module(module: nn.Module) -> Seen:
-    """The attributes of a module and its submodules that are no parameters and no buffers."""
+    """What a module and its submodules keep besides parameters and buffers.
+
+    That is their attributes, and plain data of their own classes. Modes are not part of it.
+    """
+    return _of_parts(module, _attributes)
+
+
+def numbers_of(module: nn.Module) -> dict[str, object]:
+    """The numbers and words among the attributes of a module and its submodules."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, bool | int | float | str) and name not in _TORCHS
+    }
+
+
+def used_by(module: nn.Module) -> Seen:
+    """What the `forward` and the hooks of a module and its submodules use, such as globals."""
+    return _of_parts(module, _functions)
+
+
+def _of_parts(
+    module: nn.Module, of_part: Callable[[nn.Module], Iterator[tuple[str, object]]]
+) -> Seen:
     seen: Seen = {}
-    walk = _Walk(())
+    walk = _Walk(state_of(module))
     for path, part in module.named_modules():
-        for name, value in vars(part).items():
-            if name not in _TORCHS and "_hooks" not in name:
-                seen.update(walk.of(f"{path}.{name}" if path else name, value, _DEEPEST))
-    return seen
+        for name, value in of_part(part):
+            seen.update(walk.of(f"{path}.{name}" if path else name, value, _DEEPEST))
+    return seen | walk.cut
+
+
+def state_of(module: nn.Module) -> set[int]:
+    """The ids of a module's parts, parameters and buffers."""
+    parts: list[object] = [*module.modules(), *module.parameters(), *module.buffers()]
+    return {id(part) for part in parts}
+
+
+def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
+    """What one module keeps, without its submodules."""
+    for name, value in vars(part).items():
+        if name not in _TORCHS and "_hooks" not in name:
+            yield name, value
+    for kind in type(part).__mro__:
+        for name, value in vars(kind).items() if _is_own(kind.__module__) else ():
+            if not name.startswith("__") and not callable(value) and name not in vars(part):
+                yield name, value
+
+
+def _functions(part: nn.Module) -> Iterator[tuple[str, object]]:
+    """The functions of the user's that a module calls."""
+    for name, hooks in vars(part).items():
+        if name.endswith("_hooks") and isinstance(hooks, Mapping):
+            yield from (("hook", hook) for hook in hooks.values())
+    for kind in type(part).__mro__:
+        if "forward" in vars(kind) and _is_own(kind.__module__):
+            yield "forward", vars(kind)["forward"]
+
+
+def _is_own(module: str) -> bool:
+    """Whether a module of Python is the user's: no library's, and none of ecrm."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return _is_own_file(file) if file else module == "__main__"
+
+
+def _is_own_file(file: str) -> bool:
+    return not file.startswith((*_LIBRARIES, _ECRM, "<"))
 
 
 def of_objects(named: Mapping[str, object], known: Set[int]) -> Seen:
@@ -55,19 +134,31 @@ def of_objects(named: Mapping[str, object], known: Set[int]) -> Seen:
     walk = _Walk(known)
     for name, value in named.items():
         seen.update(walk.of(name, value, _DEEPEST))
-    return seen
+    return seen | walk.cut
 
 
 def first_change(before: Seen, after: Seen) -> str:
     """The first value that differs, in words; "" where none does.
 
-    A list that has only grown is no change: such lists are logs.
+    A list that has only grown is no change: such lists are logs. `first_growth` finds them.
     """
     for path, value in after.items():
-        if path in before and before[path] != value:
+        if path in before and before[path] != value and not isinstance(value, Length):
             numbers = isinstance(value, bool | int | float | str)
             return f"{path}, {before[path]!r} before and {value!r} now" if numbers else path
     return ""
+
+
+def first_growth(before: Seen, after: Seen) -> str:
+    """The path of the first list that has become longer; "" where none has."""
+    for path, value in after.items():
+        if isinstance(value, Length) and path in before and before[path] != value:
+            return path.removesuffix(_LENGTH)
+    return ""
+
+
+_LENGTH = " (length)"
+_ECRM = f"{Path(__file__).parents[1]}/"
 
 
 class _Walk:
@@ -75,12 +166,17 @@ class _Walk:
         self._visited = set(known)
         self._left = _MOST
 
+    @property
+    def cut(self) -> Seen:
+        """An entry that says that not everything was visited; none where it was."""
+        return {CUT: True} if self._left < 0 else {}
+
     def of(self, path: str, value: Any, levels: int) -> Iterator[tuple[str, object]]:
         """(path, value) of everything below a value."""
         self._left -= 1
         if self._left < 0:
             return
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        if isinstance(value, _PLAIN):
             yield path, value
             return
         if isinstance(value, np.generic):
@@ -93,6 +189,8 @@ class _Walk:
         if digest is not None:
             yield path, digest
             return
+        if isinstance(value, list | deque):
+            yield f"{path}{_LENGTH}", Length(len(value))
         for name, part in _parts(value):
             yield from self.of(f"{path}{name}", part, levels - 1)
 
@@ -115,6 +213,10 @@ def _digest(value: Any) -> str | None:
             return f"generator {words_digest(repr(value.bit_generator.state)):016x}"
         kind, keys, *rest = value.get_state(legacy=True)
         return f"generator {words_digest(repr((kind, np.asarray(keys).tobytes(), rest))):016x}"
+    if isinstance(value, Mapping | list | tuple | deque) and len(value) > _LONG:
+        each = value.values() if isinstance(value, Mapping) else value
+        if all(type(one) in _PLAIN for one in each):
+            return f"values {words_digest(repr(value)):016x}" if type(value) is not list else None
     return None
 
 
@@ -126,6 +228,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{number}]", each) for number, each in enumerate(value)]
     if isinstance(value, set | frozenset):
         return [("", repr(sorted(map(repr, value))))]
+    if isinstance(value, functools.partial):
+        return [("", value.func), (" argument", value.args), (" argument", value.keywords)]
     if isinstance(value, types.MethodType):
         return [("", value.__func__), (".__self__", value.__self__)]
     if isinstance(value, types.FunctionType):
@@ -133,17 +237,31 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if type(value).__module__.partition(".")[0] in ("ecrm", "torchrec"):
         return []
     if isinstance(value, nn.Module):
-        return []
+        return _parts_of_module(value)
     attributes = dict(getattr(value, "__dict__", {}))
     for slot in getattr(type(value), "__slots__", ()) if not attributes else ():
         if hasattr(value, slot):
             attributes[slot] = getattr(value, slot)
-    torchs = type(value).__module__.partition(".")[0] == "torch" or isinstance(value, Optimizer)
-    return [
+    torchs = type(value).__module__.partition(".")[0] == "torch"
+    dropped = _OPTIMIZERS - {"param_groups", "state"} if isinstance(value, Optimizer) else ()
+    found = [
         (f".{name}", each)
         for name, each in attributes.items()
-        if not (torchs and name.startswith("_")) and "_hooks" not in name
+        if not (torchs and name.startswith("_")) and name not in dropped and "_hooks" not in name
     ]
+    hooks = [each for name, each in attributes.items() if name.startswith("_optimizer_step_")]
+    return [*found, *((" hook", hook) for of in hooks for hook in of.values())]
+
+
+def _parts_of_module(module: nn.Module) -> list[tuple[str, Any]]:
+    """All that a module holds which is not the session's, such as a teacher: also its weights."""
+    found: list[tuple[str, Any]] = []
+    for path, part in module.named_modules():
+        own = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        found += [(f".{path}.{name}" if path else f".{name}", each) for name, each in own]
+        keeps = [*_attributes(part), *_functions(part)]
+        found += [(f".{path}.{name}" if path else f".{name}", each) for name, each in keeps]
+    return found
 
 
 def _key(key: object, at: int) -> str:
@@ -152,13 +270,18 @@ def _key(key: object, at: int) -> str:
 
 
 def _used_by(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """What a function refers to: variables around it, defaults, and globals that are data."""
+    """What a function of the user's refers to: variables around it, defaults, and globals.
+
+    Of a library's, such as a decorator's, the functions around it alone.
+    """
     found: list[tuple[str, Any]] = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
             found.append((f" {name}", cell.cell_contents))
         except ValueError:  # not bound yet
             continue
+    if not _is_own_file(function.__code__.co_filename):
+        return [("", each) for _, each in found if isinstance(each, _FUNCTIONS)]
     for name, default in (function.__kwdefaults__ or {}).items():
         found.append((f" {name}", default))
     for number, default in enumerate(function.__defaults__ or ()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ecrm.engine.slot_faults import PARTS, UNJUDGED, Place
+from ecrm.engine.slot_faults import PARTS, Place
 from ecrm.rank.collective_check import share_at_start
 from ecrm.transport.base import Transport
 
@@ -57,9 +57,7 @@ class Whereabouts:
         word = self._of.pop(rank, None)
         if word is None:
             return None
-        if word[0] == _NOWHERE or (place := _read(int(word[0]))).part in UNJUDGED:
-            return ()
-        return (place,)
+        return () if word[0] == _NOWHERE else (_read(int(word[0])),)
 
 
 def _written(place: Place) -> int:

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
+
+from torch import nn
 
 from ecrm.engine.replica_check import ReplicaCheck
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
+from ecrm.model.unseen_state import Seen, numbers_of
 from ecrm.transport.digests import entry_digests, plain
+
+
+class Modes:
+    """The modes of a module's parts, training or not, as the loop has begun with them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._began = [(name, part, part.training) for name, part in module.named_modules()]
+
+    def check(self, place: str) -> None:
+        """Raise UsageError where a part is in another mode: another rank would not know of it."""
+        for name, part, training in self._began:
+            if part.training != training:
+                raise UsageError(
+                    f"{place}: {name or 'the model'} is in {_mode(part.training)} mode now, and "
+                    f"was in {_mode(training)} mode as the loop began",
+                    otherwise="set modes before the loop over session.steps, and put them back "
+                    "where the body changes them",
+                )
+
+
+def _mode(training: bool) -> str:
+    return "training" if training else "evaluation"
 
 
 class BodyWatch:
@@ -16,11 +42,13 @@ class BodyWatch:
 
     Numbers of the optimizer and counts of in-place changes are compared in each slot. All bits are,
     also those changed behind torch's back, in the first steps, and then as often as `ReplicaCheck`
-    has time for.
+    has time for. `looks` says whether that is so in the slot at hand. Numbers on modules that have
+    changed are told then, by `tell`.
     """
 
-    def __init__(self) -> None:
-        self._check = ReplicaCheck()
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell, self._seen = tell, Seen()
+        self._check, self.looks = ReplicaCheck(), False
         self._step, self._began = -1, 0.0
         self._versions = 0
         self._numbers: list[tuple[str, Any]] = []
@@ -35,8 +63,21 @@ class BodyWatch:
                 self._check.stepped(now - self._began)
             self._step, self._began = step, now
         self._versions, self._numbers = self._replica.versions, self._replica.numbers
-        due = self._check.is_due(step)
-        self._before = self._check.timed(self._replica) if due else None
+        self.looks = self._check.is_due(step)
+        self._before = self._check.timed(self._replica, self._look) if self.looks else None
+
+    def _look(self) -> None:
+        """Say which number on a module has changed since this rank has looked last."""
+        seen = numbers_of(self._replica.module)
+        for name, value in seen.items():
+            before = self._seen.get(name)
+            if before is not None and before != value:
+                self._tell(
+                    f"! {name} of the model has changed from {before!r} to {value!r} by step "
+                    f"{self._step}: where a result depends on it, a failure changes the trained "
+                    "model; keep it in a buffer then"
+                )
+        self._seen = seen
 
     def check(self, place: str) -> None:
         """Raise UsageError where the user's code has changed the dense part at a place."""

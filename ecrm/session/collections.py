@@ -11,13 +11,14 @@ from typing import Any, Self
 
 import torch
 import torchrec
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec.modules.embedding_configs import pooling_type_to_str
 from torchrec.modules.embedding_modules import process_pooled_embeddings, reorder_inverse_indices
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ecrm.errors import UsageError
+from ecrm.model.replica_refusals import FREEZE_ROWS
 from ecrm.placement.tables import RowSpace
 from ecrm.session.batch_rows import on_cpu
 from ecrm.session.layout import Entry, Layout, check_ids
@@ -40,6 +41,7 @@ class _Rows:
 
     _source: RowSource | None = None
     _table_names: tuple[str, ...] = ()
+    _trained: Sequence[tuple[str, nn.Parameter, bool]] = ()
     _layout: Layout | None = None
 
     def take_rows_from(self, source: RowSource, table_names: Sequence[str]) -> None:
@@ -57,6 +59,8 @@ class _Rows:
 
     def lay_out(self, number: int, spaces: Sequence[RowSpace]) -> Layout:
         """Find the collection's tables in the row spaces. No other collection has this `number`."""
+        named = self.named_parameters()  # type: ignore[attr-defined]
+        self._trained = [(name, weight, weight.requires_grad) for name, weight in named]
         names = dict(zip((config.name for config in self.configs()), self._table_names))
         entries = [(names[entry.table], entry) for entry in self.entries()]
         self._layout = Layout.of(number, entries, spaces)
@@ -117,6 +121,12 @@ class _Rows:
 
     def _looked_up(self, features: object, jagged: dict[str, JaggedTensor]) -> list[LookedUp]:
         """Entries, pooling, fetched rows [U, D] and places among them [n], group by group."""
+        for name, weight, trained in self._trained:
+            if weight.requires_grad != trained:
+                was = "frozen" if trained else "unfrozen"
+                raise UsageError(
+                    f"{name} was {was} after the session was made", otherwise=FREEZE_ROWS
+                )
         fetched = self._fetched()
         places = fetched.batch.places(features, jagged, self.layout)
         return [

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ecrm.engine.engine import Engine
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import same_bits, unpacked
@@ -35,6 +36,18 @@ def check_same(
             otherwise="look for operations without a fixed order, for random numbers that are not "
             "drawn from torch, random or numpy, and for what the loop's body keeps between slots",
         )
+
+
+def undo_is_tried(engine: Engine, check_steps: int) -> bool:
+    """Whether the dense step at hand is taken, undone and taken again, if it follows a commit.
+
+    So it is in the first `check_steps`, and then after 1, 2, 4, 8 and so on commits: state that
+    only later steps change is found, too. The same on all ranks.
+    """
+    if not check_steps:
+        return False
+    commits, since = divmod(engine.step, engine.state.policy.commit_interval)
+    return engine.step < check_steps or (not since and not commits & (commits - 1))
 
 
 def kept(result: SlotResult) -> SlotResult:

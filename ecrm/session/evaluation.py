@@ -111,6 +111,7 @@ class Evaluation:
             )
         finally:
             feed.close()
+        seed_slot(self._seed, engine.step, -1 - count)  # the same on all ranks from here on
         return result
 
     def _once_through(self, count: int, feed: Feed) -> Generator[Any, None, dict[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -26,6 +27,17 @@ def own_line(error: BaseException, script: str) -> str:
         if _is_own(frame.f_code.co_filename, script)
     ]
     return own[-1] if own else ""
+
+
+def whole_numbers() -> dict[str, int]:
+    """The whole numbers among the variables of the innermost function of the user's that runs."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not _is_own(frame.f_code.co_filename, ""):
+        frame = frame.f_back
+    code = frame.f_code
+    names = {*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    variables = frame.f_locals
+    return {name: variables[name] for name in names if type(variables.get(name)) is int}
 
 
 def own_traceback(error: BaseException, script: str = "") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from ecrm.session.batch_rows import BatchRows, find_kjts
 from ecrm.session.begun_file import BegunFile
 from ecrm.session.build import start_run
 from ecrm.session.data import Batches, feed_of, steps_of
+from ecrm.session.determinism_check import undo_is_tried
 from ecrm.session.device import move, session_device
 from ecrm.session.evaluation import EvalBatches, Evaluation
 from ecrm.session.first_values import LARGEST_VALUES
@@ -259,8 +261,7 @@ class Session:
         try:
             started = self._started = self._begin(steps, open_end=feed.streams)
             doing, engine = started.doing, started.run.engine
-            until = engine.step + started.check_steps
-            self._replica.tries_undo = lambda: engine.step < until
+            self._replica.tries_undo = partial(undo_is_tried, engine, started.check_steps)
             self._replica.used_by_steps = {"before_step": self._user_before_step}
             if engine.rank == engine.view.reporter:
                 for line in (*self._told_at_start, *large_embeddings(self.model)):
@@ -269,7 +270,9 @@ class Session:
             self._loop = SessionLoop(
                 started,
                 slots,
-                SlotWork(engine, slots, self._seed, self._tables.source, doing, self._skips),
+                SlotWork(
+                    engine, slots, self._seed, self._tables.source, doing, self.model, self._skips
+                ),
                 steps,
                 self.model,
                 self._tell,
@@ -335,7 +338,10 @@ class Session:
 
         It is for evaluation: `eval_batches` belongs into it. Where a rank dies before all are
         through with it, all call it again for the same step. So does a run that is resumed at a
-        step at which it is due.
+        step at which it is due. So a counter of the script's own counts such a step twice.
+
+        Changes of the optimizer, such as of a learning rate, last, and are to be the same on all
+        ranks. Buffers are put back. Random numbers are the same on all ranks, and in each call.
 
         With a `mode` the values that the function gives to `report` are compared. The best is the
         highest for "max", the lowest for "min", and of equal values the first.
@@ -357,7 +363,7 @@ class Session:
                 work()
                 self._check_evaluated()
 
-            self._every.append(Every(steps, to_the_end, goal))
+            self._every.append(Every(steps, to_the_end, goal, work))
             return work
 
         return add
@@ -544,6 +550,15 @@ class Session:
     def engine(self) -> Engine:
         """This rank's engine, once `steps` has begun."""
         return self._begun("engine").run.engine
+
+    @property
+    def step(self) -> int:
+        """The number of steps that are done: in the loop's body, the step of the batch at hand.
+
+        A counter of the script's own, such as that of `enumerate`, counts batches of this rank, and
+        those that a failure has given again.
+        """
+        return self._begun("step").run.engine.step
 
     @property
     def is_main(self) -> bool:

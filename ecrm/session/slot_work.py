@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ecrm.console import say
 from ecrm.engine.engine import Engine
@@ -17,14 +17,22 @@ from ecrm.engine.slot_faults import BATCH, Place
 from ecrm.errors import ChangedDataError, UsageError
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
-from ecrm.model.unseen_state import Seen, first_change, of_module
+from ecrm.model.unseen_state import (
+    CUT,
+    Seen,
+    first_change,
+    first_growth,
+    of_module,
+    used_by,
+)
 from ecrm.rank.finite import NO_SCALE
 from ecrm.rank.step_loop import SlotResult, SlotStep
 from ecrm.session.batch_digest import batch_digest
 from ecrm.session.batch_rows import BatchRows
-from ecrm.session.body_watch import BodyWatch
+from ecrm.session.body_watch import BodyWatch, Modes
 from ecrm.session.determinism_check import check_same
 from ecrm.session.feed import Drawn, Feed
+from ecrm.session.own_frames import whole_numbers
 from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.streams import ENDED
 from ecrm.transport.gpu_copies import coming, on_device
@@ -76,6 +84,11 @@ class SessionBatches:
         """The batch of a slot in a step."""
         known = self._ahead.pop((step, slot), None)
         return self._drawn(step, slot) if known is None else known
+
+    def draw_ahead(self, step: int, slot: int) -> None:
+        """Draw a batch early: one whose memory the next batch takes is found so."""
+        if (step, slot) not in self._ahead:
+            self._ahead[step, slot] = self._drawn(step, slot)
 
     def once_more(self, step: int, slot: int) -> SessionBatch:
         """The batch of a slot in the engine's step, made anew, for whoever compares the two."""
@@ -166,8 +179,8 @@ class SessionBatches:
 class SlotWork:
     """The user's code on one slot after the other.
 
-    `source` hands the rows of the slot that runs to the collections of the model. `skips`: whether
-    steps are skipped in which a gradient is not finite.
+    `source` hands the rows of the slot that runs to the collections of the `module`. `skips`:
+    whether steps are skipped in which a gradient is not finite.
     """
 
     def __init__(
@@ -177,6 +190,7 @@ class SlotWork:
         seed: int,
         source: RowSource,
         doing: Doing,
+        module: nn.Module,
         skips: bool = False,
     ) -> None:
         self._engine, self._batches, self._seed = engine, batches, seed
@@ -186,8 +200,12 @@ class SlotWork:
         self._scaler_calls: int | None = None
         self._skipped = self._stops = False
         self._had_gradients, self._told = False, 0
-        self._watch = BodyWatch()
+        self._watch = BodyWatch(self._tell)
+        self._modes = Modes(module)
+        self._recoveries, self._look_until = engine.recovery.through, 0
         self._seen: Seen = {}
+        self._used: Seen = {}
+        self._counts: dict[str, int] = {}
 
     @property
     def _replica(self) -> ModuleReplica:
@@ -235,8 +253,32 @@ class SlotWork:
         self._logged, self._skipped, self._stops = {}, False, False
         self._watch.begin(self._replica, part.step)
         self._scaler_calls = self._replica.scaler_calls
+        self._check_as_drawn(part)
+        self._modes.check(f"step {part.step}, slot {part.slot}")
         self._doing(Place(part.step, part.slot))
         return part.batch.batch
+
+    def _check_as_drawn(self, part: SlotStep[SessionBatch]) -> None:
+        """Raise UsageError where a batch is not any more what it was when it was drawn.
+
+        Looked at in first steps, as often as the dense part is, and after failures.
+        """
+        through = self._engine.recovery.through
+        if through != self._recoveries:
+            self._recoveries, self._look_until = through, part.step + 3
+        if not (self._watch.looks or part.step < self._look_until):
+            return
+        if batch_digest(part.batch.batch) != part.batch.digest:
+            raise UsageError(
+                f"step {part.step}, slot {part.slot}: the batch has changed since it was made",
+                otherwise="give each batch memory of its own, such as torch.tensor(array) in the "
+                "place of torch.from_numpy(array)",
+            )
+
+    def seed_between(self, number: int) -> None:
+        """Seed random numbers for a function between steps, the same in each call."""
+        engine = self._engine
+        seed_slot(self._seed, engine.step, len(engine.view.slots) + 1 + number)
 
     def again(self, part: SlotStep[SessionBatch], batch: SessionBatch) -> None:
         """Have a slot computed once more, with its batch made anew; UsageError for other rows."""
@@ -251,7 +293,8 @@ class SlotWork:
                 "seeded; a stream keeps all that decides its batches in its state_dict",
             )
         part.batch, part.values = batch, [values.detach() for values in part.values]
-        self._seen = of_module(self._replica.module)
+        module = self._replica.module
+        self._seen, self._used, self._counts = of_module(module), used_by(module), whole_numbers()
 
     def check_same(
         self, part: SlotStep[SessionBatch], first: SlotResult, second: SlotResult
@@ -271,6 +314,28 @@ class SlotWork:
             )
         spaces = self._engine.state.spaces
         check_same(place, first, second, self._replica, spaces, part.batch.rows.rows)
+        if part.step == 0 and part.slot == min(self._engine.slots):
+            self._tell_of_kept()
+
+    def _tell_of_kept(self) -> None:
+        """Say what the slot's second time has changed, and may be nothing but a log."""
+        module = self._replica.module
+        used, seen = used_by(module), of_module(module)
+        found = first_change(self._used, used) or first_growth({**self._seen, **self._used}, used)
+        if found := found or first_growth(self._seen, seen):
+            say(
+                f"! each time that a slot is computed the model changes {found}: where a result "
+                "depends on it, a failure changes the trained model; keep it in a buffer then"
+            )
+        for name, number in whole_numbers().items():
+            if self._counts.get(name, number) != number:
+                say(
+                    f"! {name} went from {self._counts[name]} to {number} as the slot was computed "
+                    "twice: it counts batches of this rank; where a result depends on the step, "
+                    "use session.step"
+                )
+        if CUT in seen or CUT in used:
+            say("! not all attributes of the model are compared: it has more than 20,000 values")
 
     def finish(self, part: SlotStep[SessionBatch], goes_on: bool = True) -> SlotResult:
         """What the user's code has come to; gradients are divided by the number of slots.
@@ -318,6 +383,7 @@ class SlotWork:
     def _check(self, part: SlotStep[SessionBatch]) -> None:
         place = f"step {part.step}, slot {part.slot}"
         self._watch.check(place)
+        self._modes.check(place)
         if self._skipped:
             return
         if all(leaf.grad is None for leaf in (*self._leaves, *self._replica.parameters)):
@@ -328,7 +394,10 @@ class SlotWork:
                     "leave a batch out, call session.skip()",
                 )
             self._skipped = True
-            self._tell(f"! {place}: nothing has a gradient, so the slot sits the step out")
+            self._tell(
+                f"! {place}: nothing has a gradient, so the slot sits the step out (session.skip() "
+                "says so without a word)"
+            )
             return
         self._had_gradients = True
         if self._scaler_calls is not None and self._scaler_calls == self._replica.scaler_calls:
@@ -342,8 +411,7 @@ class SlotWork:
         """Say what may not be meant, a few times."""
         self._told += 1
         if self._told <= MOST_TOLD:
-            last = "; no further ones are told" if self._told == MOST_TOLD else ""
-            say(f"{line} (session.skip() says so without a word){last}")
+            say(f"{line}{'; no further lines like this' if self._told == MOST_TOLD else ''}")
 
     def _trouble(self, gradients: Sequence[Tensor], contribution: Tensor) -> str:
         """Where a gradient, divided, is not finite, in words; empty where all are."""

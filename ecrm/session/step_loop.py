@@ -16,6 +16,7 @@ from ecrm.engine.sealed import meet, sealed
 from ecrm.engine.slot_faults import AFTER, EVERY, ON_COMMIT, Place
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
+from ecrm.model.unseen_state import Seen, first_change, of_module, of_objects, state_of
 from ecrm.rank.step_loop import StepLoop
 from ecrm.session.determinism_check import kept
 from ecrm.session.log_delivery import LogDelivery, Logged
@@ -32,12 +33,14 @@ Result = TypeVar("Result")
 class Every:
     """Something that all ranks do after every `steps` steps, such as an evaluation.
 
-    `goal`: how the values that it reports are compared; None where they are not.
+    `goal`: how the values that it reports are compared; None where they are not. `function`: the
+    script's own part of `work`.
     """
 
     steps: int
     work: Callable[[], object]
     goal: Goal | None = None
+    function: Callable[[], object] | None = None
 
     def after(self, step: int) -> bool:
         """Whether it is due when `step` steps are done."""
@@ -54,11 +57,19 @@ class WorkBetweenSteps:
     that it was in.
 
     `allowed` says whether a function is under way, so that ranks may do other things together.
+    `seed(number)` seeds random numbers for a call of a function.
     """
 
-    def __init__(self, started: Started, module: nn.Module, every: Sequence[Every]) -> None:
+    def __init__(
+        self,
+        started: Started,
+        module: nn.Module,
+        every: Sequence[Every],
+        seed: Callable[[int], None],
+    ) -> None:
         self._run, self._engine = started.run, started.run.engine
-        self._module, self._every = module, every
+        self._module, self._every, self._seed = module, every, seed
+        self._told_again = self._told_buffer = False
         self._doing: Callable[[Place | str], None] = started.doing
         self._done_at = [-1] * len(every)
         self.allowed, self._recoveries = False, 0
@@ -98,7 +109,8 @@ class WorkBetweenSteps:
         for number in self._due(self._engine.step):
             modes = [(part, part.training) for part in self._module.modules()]
             try:
-                self._call(self._every[number].work)
+                self._seed(number)
+                self._call(self._every[number])
                 self._seal(number)
             finally:
                 for part, training in modes:
@@ -106,23 +118,56 @@ class WorkBetweenSteps:
             self._run.restart_clock()
         return self._engine.over
 
-    def _call(self, work: Callable[[], object]) -> None:
+    def _call(self, every: Every) -> None:
         """Call it; raises StepAborted after a failure, whatever the user's code makes of it."""
+        before = self._kept_by(every)
         self.allowed, self._recoveries = True, self._engine.recovery.through
         self._stops, self._reported = False, math.nan
         self.goes_on()
         try:
-            work()
+            every.work()
             if self.given_up:
                 raise StepAborted
             check_unchanged(self._engine, "a function for session.every")
+            self._tell_of_buffers()
         except Exception:
             if self.given_up:
+                self._tell_of_counts(before, self._kept_by(every))
                 raise StepAborted from None
             raise
         finally:
             self.allowed = False
         self._doing("")
+
+    def _kept_by(self, every: Every) -> Seen:
+        """What a function may count in: what it uses, and attributes of the model."""
+        of_function = of_objects({"": every.function}, state_of(self._module))
+        return {
+            **of_function,
+            **{f"the model's {n}": v for n, v in of_module(self._module).items()},
+        }
+
+    def _tell_of_counts(self, before: Seen, after: Seen) -> None:
+        """A function is called again: say what it has changed already, once."""
+        changed = first_change(before, after)
+        if changed and not self._told_again:
+            self._told_again = True
+            say(
+                f"! a function for session.every is called again after a failure, and has changed "
+                f"{changed.strip()}: where a result depends on it, report a value, or register an "
+                "object with state_dict and load_state_dict"
+            )
+
+    def _tell_of_buffers(self) -> None:
+        """Say that a buffer that a function has changed is put back, once."""
+        dense = self._engine.state.dense
+        name = dense.changed_buffer if isinstance(dense, ModuleReplica) else ""
+        if name and not self._told_buffer and self._engine.rank == self._engine.view.reporter:
+            self._told_buffer = True
+            say(
+                f"! a function for session.every has changed buffer {name}, which is put back: "
+                "buffers change in the loop's body and in before_step"
+            )
 
     def _seal(self, number: int) -> None:
         """Collective: agree that all have come through it. Raises StepAborted after a failure."""
@@ -138,9 +183,11 @@ class WorkBetweenSteps:
             if engine.state.seals > seals and engine.step == step:
                 self._done_at[number] = step
                 dense = engine.state.dense
-                if isinstance(dense, ModuleReplica) and after is not before:
-                    dense.report(self._reported, after.state())
-                    self.reports += 1
+                if isinstance(dense, ModuleReplica):
+                    if after is not before:
+                        dense.report(self._reported, after.state())
+                        self.reports += 1
+                    dense.commit()  # the function may have changed the optimizer
                 if self._stops:
                     engine.end_here()
 
@@ -232,7 +279,7 @@ class SessionLoop:
     ) -> None:
         self._run, self._engine = started.run, started.run.engine
         self._work, self._steps, self._doing = work, steps, started.doing
-        self._between = WorkBetweenSteps(started, module, every)
+        self._between = WorkBetweenSteps(started, module, every, work.seed_between)
         self._check_from = self._engine.step
         self._check_until = self._check_from + started.check_steps
         self._elsewhere = SlotsElsewhere(self._engine, batches, work, self._check_until)
@@ -311,6 +358,8 @@ class SessionLoop:
                     continue
                 first = None
                 if part.step < self._check_until:
+                    if part.step + 1 < self._steps and not self._between.is_due(part.step + 1):
+                        self._batches.draw_ahead(part.step + 1, part.slot)
                     yield self._work.begin(part)
                     first = kept(self._work.finish(part))
                     self._work.again(part, self._batches.once_more(part.step, part.slot))
@@ -355,6 +404,13 @@ class SessionLoop:
 
     def _tell_checked(self) -> bool:
         """Say that nothing was found; returns False: nothing is checked any more."""
+        dense = self._engine.state.dense
+        grown = dense.grown if isinstance(dense, ModuleReplica) else ""
+        if self._is_reporter and grown:
+            say(
+                f"! a step makes {grown} longer, and a failure does not make it shorter: where a "
+                "result depends on it, call session.register(name, owner) before session.steps"
+            )
         first, last = self._check_from, min(self._check_until, self._engine.step) - 1
         if self._is_reporter and first <= last and self._check_until - first > 1:
             say(f"each slot of steps {first} to {last} was computed twice, to the same bits")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import random
 from collections import deque
@@ -246,7 +248,7 @@ def test_a_log_and_seeded_noise_in_before_step_are_no_state():
             parameter.grad += 0.01 * torch.randn(parameter.shape)
 
     train(before_step=before_step)
-    assert len(norms) == STEPS + 1  # the first step is taken twice
+    assert len(norms) == STEPS + 3  # steps 0, 1 and 2 are taken twice
 
 
 CHANGED_IN_THE_BODY: dict[str, tuple[Callable[[Session], object], str]] = {
@@ -333,3 +335,182 @@ def test_arrays_and_sets_in_registered_state_are_compared():
     for one, other in ((np.zeros(3), np.ones(3)), (np.zeros(3), np.zeros((3, 1))), ({1}, {2})):
         assert entry_digests([("x", one)]) != entry_digests([("x", other)])
     assert entry_digests([("x", {"a", "b"})]) == entry_digests([("x", {"b", "a"})])
+
+
+def test_a_counter_of_the_loop_is_told(capsys):
+    model = Model()
+    apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
+    session = Session(model, slots=2, dense_optimizer=sgd, start=run_alone)
+    for number, batch in enumerate(session.steps(ids, STEPS)):
+        assert session.step <= number
+        usual(session, batch)
+    assert "! number went from 0 to 1 as the slot was computed twice" in capsys.readouterr().out
+
+
+def test_the_modes_with_which_the_loop_begins_stay():
+    model = Model()
+    model.drop = nn.Dropout()
+
+    def body(session: Session, batch: Any) -> None:
+        usual(session, batch)
+        if session.step == 2:
+            model.drop.eval()
+
+    with pytest.raises(UsageError, match="step 2, slot 0: drop is in evaluation mode now, and was"):
+        train(model, body=body)
+
+
+def test_a_number_on_a_module_that_changes_later_is_told(capsys):
+    model = Model()
+    model.drop = nn.Dropout(0.2)
+
+    def body(session: Session, batch: Any) -> None:
+        if session.step == 2:
+            model.drop.p = 0.5
+        usual(session, batch)
+
+    train(model, body=body)
+    assert "! drop.p of the model has changed from 0.2 to 0.5" in capsys.readouterr().out
+
+
+def test_numbers_that_before_step_keeps_on_the_model_are_refused():
+    model = Model()
+    model.tau = 1.0
+
+    def before_step(parameters: Any) -> None:
+        model.tau *= 0.9
+
+    with pytest.raises(UsageError, match="the model's tau, 0.9 before and 0.81"):
+        train(model, before_step=before_step)
+
+
+def test_a_teacher_that_follows_the_model_is_refused_though_it_begins_as_the_model():
+    """In the first step it changes nothing."""
+    model = Model()
+    teacher = copy.deepcopy(model.linear)
+
+    @torch.no_grad()
+    def before_step(parameters: Any) -> None:
+        for old, new in zip(teacher.parameters(), model.linear.parameters(), strict=True):
+            old.lerp_(new, 0.1)
+
+    with pytest.raises(UsageError, match="does not bring back: before_step teacher.weight"):
+        train(model, before_step=before_step)
+
+
+class Slow(torch.optim.SGD):
+    """Keeps what no state has under names with an underscore."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self._calls = 0
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        super().step()
+        self._calls += 1
+
+
+def test_numbers_that_an_optimizer_or_its_hook_keeps_are_refused():
+    with pytest.raises(UsageError, match="optimizer._calls, 1 before and 2 now"):
+        train(dense_optimizer=Slow)
+
+    def with_a_hook(parameters: Any) -> torch.optim.Optimizer:
+        made, calls = sgd(parameters), [0]
+
+        def count(*_: object) -> None:
+            calls[0] += 1
+
+        made.register_step_post_hook(count)
+        return made
+
+    with pytest.raises(UsageError, match=r"optimizer hook calls\[0\], 1 before and 2 now"):
+        train(dense_optimizer=with_a_hook)
+
+
+def test_numbers_behind_a_partial_function_are_refused():
+    def count(calls: list[int], parameters: Any) -> None:
+        calls[0] += 1
+
+    with pytest.raises(UsageError, match=r"before_step argument\[0\]\[0\], 1 before and 2 now"):
+        train(before_step=functools.partial(count, [0]))
+
+
+CALLS = [0]
+
+
+class UsesAGlobal(Model):
+    def forward(self, ids: KeyedJaggedTensor) -> Tensor:
+        CALLS[0] += 1
+        return super().forward(ids)
+
+
+class Shared(Model):
+    calls = 0
+
+    def forward(self, ids: KeyedJaggedTensor) -> Tensor:
+        type(self).calls += 1
+        return super().forward(ids)
+
+
+def test_what_a_forward_keeps_elsewhere_is_refused_on_its_class_and_told_elsewhere(capsys):
+    with pytest.raises(UsageError, match="no commit has: calls, 1 before and 2 now"):
+        train(Shared())
+    train(UsesAGlobal())
+    said = "! each time that a slot is computed the model changes forward CALLS[0], "
+    assert said in capsys.readouterr().out
+
+
+def test_a_log_on_a_module_or_in_before_step_is_told(capsys):
+    model = Model()
+    model.losses, norms = [], []
+    model.register_forward_hook(lambda module, given, out: module.losses.append(1))
+
+    def before_step(parameters: Any) -> None:
+        norms.append(1.0)
+
+    train(model, before_step=before_step)
+    said = capsys.readouterr().out
+    assert "each time that a slot is computed the model changes losses:" in said
+    assert "! a step makes before_step norms longer" in said
+
+
+def test_a_long_vocabulary_hides_no_counter():
+    model = Counting(counts)
+    model.words = {f"word {number}": number for number in range(25_000)}
+    with pytest.raises(UsageError, match="no commit has: calls, 1 before and 2 now"):
+        train(model)
+
+
+def test_a_model_of_too_many_values_is_told(capsys):
+    model = Model()
+    model.pairs = [[number] for number in range(25_000)]
+    train(model)
+    assert "! not all attributes of the model are compared" in capsys.readouterr().out
+
+
+def test_a_table_that_is_frozen_within_the_body_is_refused():
+    def body(session: Session, batch: Any) -> None:
+        weight = next(session.model.bags.parameters())
+        weight.requires_grad_(False)
+        try:
+            usual(session, batch)
+        finally:
+            weight.requires_grad_(True)
+
+    with pytest.raises(UsageError, match="embedding_bags.t.weight was frozen after"):
+        train(body=body)
+
+
+def test_a_batch_in_memory_that_the_next_one_takes_is_refused():
+    memory = np.zeros(2, np.int64)
+
+    def reused(step: int, slot: int) -> KeyedJaggedTensor:
+        memory[:] = step % 9, slot
+        return KeyedJaggedTensor(["f"], torch.from_numpy(memory), lengths=torch.tensor([1, 1]))
+
+    model = Model()
+    apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
+    session = Session(model, slots=1, dense_optimizer=sgd, start=run_alone)
+    with pytest.raises(UsageError, match="step 0, slot 0: the batch has changed since it was made"):
+        for batch in session.steps(reused, STEPS):
+            usual(session, batch)
