@@ -41,15 +41,7 @@ from ecrm.model.replica_refusals import (
     check_rest,
     check_steps_alone,
 )
-from ecrm.model.unseen_state import (
-    Seen,
-    first_change,
-    first_growth,
-    of_module,
-    of_objects,
-    state_of,
-)
-from ecrm.transport.digests import entry_digests
+from ecrm.model.undo_trial import UndoTrial
 from ecrm.transport.gpu_copies import on_device, on_host
 
 _STREAM, _ENDS = "", "."
@@ -140,7 +132,13 @@ class ModuleReplica:
         """The values that evaluations have reported, part of the state, as nested dicts."""
         self.tries_undo: Callable[[], bool] = lambda: False
         """Whether this step is undone once, if it follows a commit: does all come back?"""
-        self.grown = ""
+        self.trial = UndoTrial(
+            module,
+            lambda: self.entries,
+            self.undo,
+            self._things_of_steps,
+            lambda: self._optimizer_state.kept,
+        )
         self.used_by_steps: Mapping[str, object] = {}
         """What else may change in a step, by name, such as the user's before_step."""
         self._at_commit = True
@@ -376,42 +374,23 @@ class ModuleReplica:
         A parameter that no slot has a gradient for has none: optimizers leave it alone.
         """
         if self._at_commit and self.tries_undo():
-            self._try_undo(total, states)
+            self.trial.run(
+                lambda: self._take_step(total.clone(), states),
+                lambda: self._take_step(total, states),
+            )
         else:
             self._take_step(total, states)
         self._check_stepped()
 
-    def _try_undo(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
-        """Take a step, undo it and take it again: raise UsageError where that is not the same."""
-        self._take_step(total.clone(), states)
-        digests, unseen = entry_digests(self.entries), self._unseen
-        self.undo()
-        self._take_step(total, states)
-        if changed := first_change(unseen, self._unseen):
-            raise UsageError(
-                f"a step changes what an undo does not bring back: {changed}",
-                otherwise="keep it in the optimizer's state, or give its owner state_dict and "
-                "load_state_dict, and call session.register(name, owner) before session.steps",
-            )
-        self.grown = first_growth(unseen, self._unseen)
-        for name, digest in entry_digests(self.entries).items():
-            if digests.get(name) != digest:
-                raise UsageError(
-                    f"a step was undone and taken again, and {name} came out otherwise",
-                    otherwise="let before_step, the optimizer and the scheduler draw random "
-                    "numbers from torch, random or numpy, which are seeded, and keep nothing",
-                )
-
-    @property
-    def _unseen(self) -> Seen:
-        """What steps may change in the optimizer and elsewhere, but for the state that is kept."""
-        things = {"optimizer": self.optimizer, "scheduler": self.scheduler, **self._extra}
-        things.pop("grad_scaler", None)
-        known = self._optimizer_state.kept | state_of(self.module)
-        for extra in self._extra.values():
-            known |= state_of(extra) if isinstance(extra, nn.Module) else set()
-        of_steps = of_objects({**things, **self.used_by_steps}, known)
-        return {**of_steps, **{f"the model's {n}": v for n, v in of_module(self.module).items()}}
+    def _things_of_steps(self) -> dict[str, object]:
+        """The objects that a step may change, by name."""
+        extra = {name: each for name, each in self._extra.items() if name != "grad_scaler"}
+        return {
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            **extra,
+            **self.used_by_steps,
+        }
 
     def _take_step(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         self._begin_step(states)

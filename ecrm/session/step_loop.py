@@ -405,7 +405,7 @@ class SessionLoop:
     def _tell_checked(self) -> bool:
         """Say that nothing was found; returns False: nothing is checked any more."""
         dense = self._engine.state.dense
-        grown = dense.grown if isinstance(dense, ModuleReplica) else ""
+        grown = dense.trial.grown if isinstance(dense, ModuleReplica) else ""
         if self._is_reporter and grown:
             say(
                 f"! a step makes {grown} longer, and a failure does not make it shorter: where a "

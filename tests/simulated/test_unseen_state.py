@@ -502,7 +502,7 @@ def test_a_table_that_is_frozen_within_the_body_is_refused():
 
 
 def test_a_batch_in_memory_that_the_next_one_takes_is_refused():
-    memory = np.zeros(2, np.int64)
+    memory = torch.zeros(2, dtype=torch.int64).numpy()  # aligned: it is not copied
 
     def reused(step: int, slot: int) -> KeyedJaggedTensor:
         memory[:] = step % 9, slot
