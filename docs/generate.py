@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 import ecrm
-from ecrm import config, errors, files, kernels
+from ecrm import config, errors, files, kernels, nn, ops
 from ecrm.cli.commands import make_parser
 from ecrm.config.reference import keys_of
 from ecrm.config.schema import SECTIONS
@@ -281,6 +281,10 @@ def api_page() -> str:
     for name in ecrm.__all__:
         thing = getattr(ecrm, name)
         blocks += described(name, thing) if callable(thing) else [f"`{name}`: text."]
+    for module in (nn, ops):
+        blocks += [f"## {module.__name__}", *paragraphs(module)]
+        for name, thing in public(module):
+            blocks += described(name, thing)
     blocks += [
         "## ecrm.kernels",
         *paragraphs(kernels),

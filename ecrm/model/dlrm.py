@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ecrm.errors import UsageError
-from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward
 from ecrm.kernels.scatter_add import scatter_add
+from ecrm.ops import interact, unshared
 
 
 class DenseParts(nn.Module):
@@ -38,40 +38,11 @@ class DenseParts(nn.Module):
         return logits
 
 
-def _unshared(sums: Tensor | None) -> Tensor | None:
-    """The same memory as a new tensor: autograd copies a tensor that is held elsewhere too."""
-    return None if sums is None else sums.detach()
-
-
-class _Interact(torch.autograd.Function):
-    """The kernel and its gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None
-    ) -> Tensor:
-        ctx.save_for_backward(dense, values, places)
-        ctx.sums = sums
-        return dot_interaction(dense, values, places)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        dense, values, places = ctx.saved_tensors
-        of_dense, of_values = dot_interaction_backward(
-            gradients.contiguous(), dense, values, places, sums=_unshared(ctx.sums)
-        )
-        return of_dense, of_values, None, None
-
-
-_interact: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = _Interact.apply
-
-
 class _Interaction(nn.Module):
     """Dense features, [B, D], then the dot products of all pairs of them and F embeddings."""
 
     def forward(self, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
-        return _interact(dense, values, places, sums)
+        return interact(dense, values, places, sums)
 
 
 class _Spread(torch.autograd.Function):
@@ -90,7 +61,7 @@ class _Spread(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, None, None]:
         (places,) = ctx.saved_tensors
-        sums = _unshared(ctx.sums)
+        sums = unshared(ctx.sums)
         if sums is None:
             sums = torch.empty(ctx.shape, device=gradients.device)
         sums.zero_()  # some rows may not be among the places

@@ -204,6 +204,26 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
             values = process_pooled_embeddings(pooled, on_device(device, inverse))
         return self._pooled(values)
 
+    def rows_of_single_ids(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor] | None:
+        """(fetched rows, float32 [U, D], places among them, int64 [B * F], sample after sample).
+
+        None where the rows are not a session's, or not each bag has one id, or bags have weights,
+        or the tables' rows are not fetched together.
+        """
+        kjt = on_cpu(maybe_td_to_kjt(features, None))
+        if self._source is None or self.is_weighted() or self._is_without_samples(kjt):
+            return None
+        jagged = kjt.to_dict()
+        lengths = [jagged[entry.feature].lengths() for entry in self.entries()]
+        inverse = kjt.inverse_indices_or_none()
+        if inverse is not None or any(bool((each != 1).any()) for each in lengths):
+            return None
+        looked_up = self._looked_up(features, jagged)
+        if not self._in_one_piece(looked_up, jagged):
+            return None
+        ((entries, _, rows, places),) = looked_up
+        return rows, on_device(rows.device, places.view(len(entries), -1).t().reshape(-1))
+
     def _pooled(self, values: Tensor) -> KeyedTensor:
         return KeyedTensor(
             keys=self._embedding_names,

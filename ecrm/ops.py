@@ -1,0 +1,72 @@
+"""Differentiable operations on embedding rows, for models of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ecrm.kernels import dot_interaction as kernel
+
+__all__ = ["dot_interaction"]
+
+
+def dot_interaction(dense: Tensor, rows: Tensor, places: Tensor | None = None) -> Tensor:
+    """DLRM's dot interaction: a sample's dense row, then the dot products of all pairs of its rows.
+
+    The pairs are those of the dense row and the F embedding rows, in the order of TorchRec's
+    InteractionArch. The gradient of a row is a sum in a fixed order.
+
+    Legend: B samples, F features, U rows of D floats.
+
+    Args:
+        dense: float32 [B, D].
+        rows: float32 [U, D], or [B, F, D] without `places`.
+        places: int64 [B * F], sample after sample: the row of each (sample, feature).
+
+    Returns a new float32 [B, D + F (F + 1) / 2].
+
+    Raises TypeError or ValueError for other shapes and dtypes, with the numbers. Places are not
+    checked: each must be a row.
+    """
+    if places is None:
+        samples, features, _ = rows.shape
+        if not samples:  # of which the kernel could not tell how many features there are
+            nothing = dense.new_zeros(0, dense.shape[1] + features * (features + 1) // 2)
+            return nothing + dense.sum() + rows.sum()
+        rows = rows.reshape(samples * features, -1)
+        places = torch.arange(len(rows), device=rows.device)
+    return interact(dense, rows, places, None)
+
+
+class _Interact(torch.autograd.Function):
+    """The kernel and its gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(dense, values, places)
+        ctx.sums = sums
+        return kernel.dot_interaction(dense, values, places)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        dense, values, places = ctx.saved_tensors
+        of_dense, of_values = kernel.dot_interaction_backward(
+            gradients.contiguous(), dense, values, places, sums=unshared(ctx.sums)
+        )
+        return of_dense, of_values, None, None
+
+
+interact: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = _Interact.apply
+"""The same with `sums`, [U, D], contiguous: the memory for the gradients of rows."""
+
+
+def unshared(sums: Tensor | None) -> Tensor | None:
+    """The same memory as a new tensor: autograd copies a tensor that is held elsewhere too."""
+    return None if sums is None else sums.detach()
