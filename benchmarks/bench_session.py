@@ -8,7 +8,9 @@ All train one model, DLRM, with the same tables, slots, samples and initial valu
   session           benchmarks/session_dlrm.py under `ecrm launch`: TorchRec's own DLRM
   session-parts     the same, without the copy of all pooled rows that DLRM's SparseArch makes; the
                     built-in trainer makes none
+  session-dot       the same with `ecrm.nn.DotInteraction` in the place of DLRM's InteractionArch
   trainer           `ecrm launch CONFIG`, the interaction by ECRM's kernel, the default
+  trainer-kernel    the same, beside session-dot: both have one kernel
   trainer-torchrec  the same with model.dense_arch=torchrec: the modules that session-parts trains
   torchrec-*        TorchRec DistributedModelParallel over gloo (benchmarks/peer_torchrec.py), with
                     and without its own pipelining; its slower plans are left to bench_step.py
@@ -17,7 +19,7 @@ Session and trainer have the same protection, erasure with m=1 and a commit ever
 none. Each has as many processes, which are server and trainer in one.
 
 A session is interleaved with others (lib/interleaved.py): session-parts with the built-in trainer,
-then session with TorchRec, with one id per bag, and then with 20. A sample's bag of 20 has the ids
+session-dot with it, then session with TorchRec, with one id per bag, and then with 20. A sample's bag of 20 has the ids
 of as many successive rows of the data. Samples per second are the global batch over the mean step
 of a turn, and the median of the turns. Ratios are of neighbouring turns, then their median.
 
@@ -65,6 +67,7 @@ LEARNING_RATE = 0.05
 """Of rows that are alone in their bag: sums of 20 move as far with a twentieth of it."""
 
 TRAINERS = ("trainer", "trainer-torchrec")
+KERNEL = "trainer-kernel"
 PEERS = ("torchrec-planner", "torchrec-planner-pipelined")
 
 
@@ -109,6 +112,7 @@ FULL = Size(
     rounds=3,
     cases=(
         Case("session-parts", "trainer", 1, TRAINERS, turns=10, turn_steps=12),
+        Case("session-dot", "kernel", 1, (KERNEL,), turns=10, turn_steps=12),
         Case("session", "torchrec", 1, PEERS, turns=5, turn_steps=8),
         Case("session", "torchrec", 20, PEERS, turns=5, turn_steps=6),
     ),
@@ -128,6 +132,7 @@ SMOKE = Size(
     rounds=1,
     cases=(
         Case("session-parts", "trainer", 1, ("trainer-torchrec",), turns=2, turn_steps=16),
+        Case("session-dot", "kernel", 1, (KERNEL,), turns=2, turn_steps=16),
         Case("session", "torchrec", 20, ("torchrec-planner-pipelined",), turns=2, turn_steps=16),
     ),
     rows=12_000,
@@ -177,11 +182,11 @@ def program(name: str, folder: Path, sets: Mapping[str, Any], ids_per_bag: int) 
     """A contender, endless."""
     bags = ["--ids-per-bag", str(ids_per_bag)]
     if name.startswith("session"):
-        bags += ["--parts"] if name == "session-parts" else []
+        bags += [f"--{name.removeprefix('session-')}"] if name != "session" else []
         own = ["quickstart", *measure.set_words({**sets, "train.steps": ENDLESS}), *bags]
         outer = measure.set_words({**not_decided(sets), **TELLS_OFTEN})
         return launched([str(SCRIPT), *outer], folder, own)
-    if name in TRAINERS:
+    if name in (*TRAINERS, KERNEL):
         arch = {"model.dense_arch": "torchrec"} if name == "trainer-torchrec" else {}
         return built_in(folder, {**sets, **arch})
     sets = {**sets, "train.steps": ENDLESS}
@@ -238,7 +243,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rounds", type=int, help=f"default {FULL.rounds}")
     parser.add_argument("--regime", choices=FULL.regimes, action="append", help="default: all")
-    parser.add_argument("--beside", choices=("trainer", "torchrec"), help="default: both")
+    parser.add_argument("--beside", choices=("trainer", "kernel", "torchrec"), help="default: all")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
     parser.add_argument("--output", type=Path, help="the CSV; default: results/session.csv")

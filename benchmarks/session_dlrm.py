@@ -1,13 +1,15 @@
 """The session of bench_session.py: an ordinary script that trains TorchRec's DLRM.
 
-    ecrm launch benchmarks/session_dlrm.py ... -- CONFIG [--set a.b=c] [--ids-per-bag 20] [--parts]
+    ecrm launch benchmarks/session_dlrm.py ... -- CONFIG [--set a.b=c] [--ids-per-bag 20]
+                                                         [--parts | --dot]
 
 Reads the same config as the built-in trainer and the TorchRec peer (data, model, batch, optimizers,
 steps, slots), and trains the same model from the same values on the same batches. The session
 itself is run with the options of `ecrm launch`.
 
 DLRM's SparseArch copies all pooled rows once more. With --parts, the script calls the other modules
-of the model itself, on pooled rows as they come. The built-in trainer has the same modules.
+of the model itself, on pooled rows as they come. The built-in trainer has the same modules. With
+--dot, the script gives the ids to `ecrm.nn.DotInteraction`, and no rows are pooled.
 """
 
 from __future__ import annotations
@@ -27,17 +29,21 @@ parser.add_argument("config")
 parser.add_argument("--set", action="append", default=[])
 parser.add_argument("--ids-per-bag", type=int, default=1)
 parser.add_argument("--parts", action="store_true", help="without the copy of SparseArch")
+parser.add_argument("--dot", action="store_true", help="with ecrm.nn.DotInteraction")
 typed = parser.parse_args()
 config = load_config(typed.config, typed.set)
 check("session_dlrm", config, config.slots)
 dataset = open_dataset(config)
 
 model = plain_dlrm(config, tables_of(config, dataset))
+cross = ecrm.nn.DotInteraction(model.sparse_arch.embedding_bag_collection)
 
 
 def logits_of(batch: Batch) -> Tensor:
     """One logit for each sample, [B, 1]."""
     dense, bags = batch.dense_features, batch.sparse_features
+    if typed.dot:
+        return model.over_arch(cross(model.dense_arch(dense), bags))
     if not typed.parts:
         return model(dense, bags)
     pooled = model.sparse_arch.embedding_bag_collection(bags).values()

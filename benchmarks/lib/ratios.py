@@ -25,6 +25,7 @@ SESSION_BARS = [
     for regime in ("dense-heavy", "embedding-heavy")
     for ids_per_bag, other, bar in (
         (1, "trainer-torchrec", 0.97),
+        (1, "trainer-kernel", 0.97),
         (1, "torchrec", 1.0),
         (20, "torchrec", 1.0),
     )
