@@ -19,9 +19,10 @@ Session and trainer have the same protection, erasure with m=1 and a commit ever
 none. Each has as many processes, which are server and trainer in one.
 
 A session is interleaved with others (lib/interleaved.py): session-parts with the built-in trainer,
-session-dot with it, then session with TorchRec, with one id per bag, and then with 20. A sample's bag of 20 has the ids
-of as many successive rows of the data. Samples per second are the global batch over the mean step
-of a turn, and the median of the turns. Ratios are of neighbouring turns, then their median.
+session-dot with it, then session with TorchRec, with one id per bag, and then with 20. A sample's
+bag of 20 has the ids of as many successive rows of the data. Samples per second are the global
+batch over the mean step of a turn, and the median of the turns. Ratios are of neighbouring turns,
+then their median.
 
 The mean loss of the first 10 steps is in the CSV: it shows that all train the same. Memory is
 treated alike, as in bench_step.py; three runs at once need 16 GB. Writes
