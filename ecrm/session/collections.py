@@ -122,12 +122,10 @@ class _Rows:
     def _looked_up(self, features: object, jagged: dict[str, JaggedTensor]) -> list[LookedUp]:
         """Entries, pooling, fetched rows [U, D] and places among them [n], group by group."""
         with torch._C.DisableTorchFunctionSubclass():  # a stand-in takes 20 us to be asked
-            changed = [name for name, each, was in self._trained if each.requires_grad != was]
-        if changed:
-            raise UsageError(
-                f"{changed[0]} was frozen, or unfrozen, after the session was made",
-                otherwise=FREEZE_ROWS,
-            )
+            changed = [of for of in self._trained if of[1].requires_grad != of[2]]
+        for name, _, trained in changed:
+            was = "frozen" if trained else "unfrozen"
+            raise UsageError(f"{name} was {was} after the session was made", otherwise=FREEZE_ROWS)
         fetched = self._fetched()
         places = fetched.batch.places(features, jagged, self.layout)
         return [

@@ -53,12 +53,14 @@ def test_session(committed_results, benchmark_data, tmp_path, capsys):
     assert list(found) == [
         ("trainer", "session-parts"),
         ("trainer", "trainer-torchrec"),
+        ("kernel", "session-dot"),
+        ("kernel", "trainer-kernel"),
         ("torchrec", "session"),
         ("torchrec", "torchrec-planner-pipelined"),
     ]
     assert all(float(line["samples_per_second"]) > 0 for line in found.values())
     for beside, contender in found:
-        session = "session-parts" if beside == "trainer" else "session"
+        session = {"trainer": "session-parts", "kernel": "session-dot"}.get(beside, "session")
         mine, line = found[beside, session], found[beside, contender]
         ratio = float(line["session_over_this"])
         assert ratio == 1 if contender == session else 0.05 < ratio < 20
