@@ -13,7 +13,8 @@ from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.kernels.warm_up import warm_up
-from ecrm.model.dlrm import _Interact, _Spread
+from ecrm.model.dlrm import _Spread
+from ecrm.ops import _Interact
 from ecrm.placement.initial_values import Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
