@@ -1,6 +1,6 @@
 """A session beside the built-in trainer, and beside TorchRec's DistributedModelParallel.
 
-    python benchmarks/bench_session.py --rounds 1   # one round, about 10 minutes on 2 cores
+    python benchmarks/bench_session.py --rounds 1   # one round, about 12 minutes on 2 cores
     python benchmarks/bench_session.py              # 3 rounds
     python benchmarks/bench_session.py --smoke      # tiny, to a temporary file; what the tests run
 

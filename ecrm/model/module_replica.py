@@ -208,14 +208,10 @@ class ModuleReplica:
         return isinstance(self.scheduler, ReduceLROnPlateau)
 
     def report(self, value: float, reports: Mapping[str, Any]) -> None:
-        """Step such a scheduler by `value`, and keep `reports`.
-
-        The state is that of the last commit, and stays committed.
-        """
+        """Step such a scheduler by `value`, and keep `reports`; a commit is to follow."""
         if self.scheduler is not None and self.steps_by_reports:
             self.scheduler.step(value)
         self.reports = reports
-        self.commit()
 
     def check_optimizer(self) -> None:
         """Raise UsageError where there are parameters to train, and no optimizer."""

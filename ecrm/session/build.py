@@ -28,7 +28,7 @@ from ecrm.process.preflight import host_name
 from ecrm.rank.announce import start_fields, start_in_words, tell_end
 from ecrm.rank.build_rank import Rank, build_rank
 from ecrm.rank.check_start import check_alike, check_started
-from ecrm.rank.claim import ClaimedRun, claim_run
+from ecrm.rank.claim import ClaimedRun, Job, claim_run
 from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.connect import Cluster, connect
 from ecrm.rank.consistency import Alike, given_of
@@ -94,8 +94,7 @@ def start_run(wanted: Wanted) -> Started:
     with Waiting(say_on_first) as waiting:
         waiting("the script and the config are checked")
         started = len(transport.live)
-        config = collective_check(transport, lambda: _config(rank.job.config, wanted, started))
-        collective_check(transport, lambda: check_best(config, rank.job.run_dir, wanted))
+        config = collective_check(transport, lambda: _config(rank.job, wanted, started))
         wanted = replace(wanted, tables=with_digests(transport, wanted.tables))
         trained = _trained(wanted, config)
         _check(transport, rank, config, trained)
@@ -189,9 +188,11 @@ def _rank_run(
     ), progress
 
 
-def _config(config: Config, wanted: Wanted, started: int) -> Config:
+def _config(job: Job, wanted: Wanted, started: int) -> Config:
     """The config with what the script has decided. Raises UsageError where they do not fit."""
+    config = job.config
     check_started(started, config)
+    check_best(config, job.run_dir, wanted)
     trainers = config.cluster.trainers
     if wanted.slots < trainers:
         raise UsageError(

@@ -187,7 +187,7 @@ class WorkBetweenSteps:
                     if after is not before:
                         dense.report(self._reported, after.state())
                         self.reports += 1
-                    dense.commit()  # the function may have changed the optimizer
+                    dense.commit()  # of reports, and of what the function did to the optimizer
                 if self._stops:
                     engine.end_here()
 

@@ -22,7 +22,12 @@ KILLED = [PhaseFault(4, 3, "forward")]
 """The main trainer dies once its slot has asked for rows of the step."""
 
 
-def training(make: Callable[[np.random.Generator], Callable[[int, int], Batch]], check: int = 0):
+def training(
+    make: Callable[[np.random.Generator], Callable[[int, int], Batch]],
+    check: int = 0,
+    prepare: Callable[[Session], object] = lambda session: None,
+    steps: int = 6,
+):
     """A script whose batches a generator of each process takes part in."""
 
     def train(start: Callable[[Wanted], Any]) -> Session:
@@ -35,8 +40,9 @@ def training(make: Callable[[np.random.Generator], Callable[[int, int], Batch]],
             start=start,
         )
         session.delivered = []
+        prepare(session)
         batches = make(np.random.default_rng(42))
-        for batch in session.steps(batches, 6):
+        for batch in session.steps(batches, steps):
             session.model(batch.dense, batch.kjt).sum().backward()
         return session
 
@@ -162,23 +168,17 @@ def test_no_batch_is_drawn_past_a_function_that_changes_the_data(interval):
     """A server dies while rows are rebuilt, for which batches of two steps are drawn ahead."""
 
     def train(start: Callable[[Wanted], Any]) -> Session:
-        torch.manual_seed(7)
-        session = Session(
-            two_tower(),
-            slots=2,
-            dense_optimizer=lambda ps: torch.optim.SGD(ps, lr=1e-2),
-            start=start,
-        )
-        session.delivered = []
         epoch = [0]
 
-        @session.every(4)
-        def next_epoch() -> None:
-            epoch[0] = session.engine.step // 4
+        def every(session: Session) -> None:
+            @session.every(4)
+            def next_epoch() -> None:
+                epoch[0] = session.step // 4
 
-        for batch in session.steps(lambda step, slot: batch_of(step + 100 * epoch[0], slot), 10):
-            session.model(batch.dense, batch.kjt).sum().backward()
-        return session
+        def by_epoch(_: np.random.Generator) -> Callable[[int, int], Batch]:
+            return lambda step, slot: batch_of(step + 100 * epoch[0], slot)
+
+        return training(by_epoch, 0, every, 10)(start)
 
     at = Layout(commit_interval=interval)
     calm = run([], at, train)

@@ -193,7 +193,9 @@ def test_rows_that_a_slot_asks_for_and_sits_out_stay_as_they_are():
     assert left_out.tables == without(3).tables != without(4).tables
 
 
-def test_a_body_that_skips_needs_no_gradient():
+def leaves_out(left_out: Callable[[int, int], bool], skips: bool, steps: int) -> Any:
+    """A script whose body does nothing with the batches of some (step, slot)."""
+
     def train(start: Callable[[Wanted], Any]) -> Session:
         torch.manual_seed(0)
         model = Small()
@@ -202,13 +204,19 @@ def test_a_body_that_skips_needs_no_gradient():
             model, slots=2, dense_optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1), start=start
         )
         session.delivered = []
-        for batch in session.steps(batch_of, 3):
-            if batch["place"][1] == 1:
-                session.skip()
+        for batch in session.steps(batch_of, steps):
+            if left_out(*batch["place"]):
+                if skips:
+                    session.skip()
                 continue
             F.mse_loss(session.model(batch["ids"]), batch["label"]).backward()
         return session
 
+    return train
+
+
+def test_a_body_that_skips_needs_no_gradient():
+    train = leaves_out(lambda step, slot: slot == 1, skips=True, steps=3)
     assert run(layout=layout(), train=train).mismatches == 0
 
 
@@ -317,20 +325,7 @@ def test_a_stop_at_a_commit_outlives_the_main_rank_that_has_asked(phase):
 def test_a_batch_left_out_by_continue_is_left_out_on_another_rank_too():
     """Which has computed none before: it sits out there, as it does on the first one."""
 
-    def train(start: Callable[[Wanted], Any]) -> Session:
-        torch.manual_seed(0)
-        model = Small()
-        apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
-        session = Session(
-            model, slots=2, dense_optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1), start=start
-        )
-        session.delivered = []
-        for batch in session.steps(batch_of, 6):
-            if batch["place"][0] in (3, 4):
-                continue
-            F.mse_loss(session.model(batch["ids"]), batch["label"]).backward()
-        return session
-
+    train = leaves_out(lambda step, slot: step in (3, 4), skips=False, steps=6)
     calm, killed = (run(faults, layout(), train) for faults in ((), [PhaseFault(4, 3, "forward")]))
     assert killed.deaths == 1 and same(killed, calm)
 

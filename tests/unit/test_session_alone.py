@@ -26,7 +26,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import ecrm
 from ecrm.engine.table_digest import gather_rows
-from ecrm.errors import EcrmError, NotFinite, UsageError
+from ecrm.errors import DataError, EcrmError, NotFinite, UsageError
 from ecrm.session import save
 from ecrm.session.alone import PROCESSES
 from ecrm.storage.base import Store
@@ -323,6 +323,42 @@ def test_a_process_may_train_one_session_after_another_and_to_the_same():
     for _ in range(2):
         with pytest.raises(UsageError, match="was called before: one session trains once"):
             next(session.steps(ids, 3))
+
+
+def test_a_loop_that_is_left_is_told(capsys):
+    session = begun(small())
+    for kjt in session.steps(ids, 9):
+        score(session.model, kjt).square().mean().backward()
+        if session.step == 2:
+            break
+    told = capsys.readouterr().err
+    assert "training was left in step 2 of 9: to end it early, call session.stop() in" in told
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda: ecrm.Session(small(), slots=2, seed=-1), "at least 0 is needed"),
+        (lambda: ecrm.Session(small(), slots=2, seed=2**64), r"a seed is below 2\*\*64"),
+        (lambda: next(begun(small()).steps(ids, 3.0)), "steps=3.0.: give a whole number"),
+        (lambda: begun(small()).report(None), r"session.report.None.: give one number"),
+    ],
+)
+def test_a_number_that_cannot_be_is_told(use, said):
+    with pytest.raises(UsageError, match=said):
+        use()
+
+
+def test_a_file_without_tables_is_checked_as_it_is_loaded(tmp_path):
+    path = tmp_path / "dense.pt"
+    weight = torch.rand(1, 4)
+    torch.save({"over.weight": weight, "over.bias": torch.rand(1)}, path)
+    begun(small()).load(path, strict=False)
+    data = bytearray(path.read_bytes())
+    data[data.index(weight.numpy().tobytes()) + 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="is damaged: the checksum of"):
+        begun(small()).load(path, strict=False)
 
 
 def test_a_session_without_optimizers_evaluates_a_saved_model(tmp_path):

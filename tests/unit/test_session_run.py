@@ -1,5 +1,6 @@
 """What a session's run is known by, and what it tells of its progress."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from ecrm.model.nested_state import packed
 from ecrm.placement.initial_values import Values
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
+from ecrm.rank.claim import Job
+from ecrm.run.auto_resume import check_same
 from ecrm.session.build import LastWords, _check, _config, check_weights
 from ecrm.session.progress import SessionProgress
 from ecrm.session.run import Wanted
@@ -93,13 +96,46 @@ def test_steps_beyond_those_of_a_script_are_set_in_the_script():
 
 def test_what_a_script_decides_must_fit_the_ranks():
     config = load_config("tiny", ["data.path=x", "train.seed=0"])  # 2 trainers, 6 ranks
-    assert _config(config, trained().wanted, 6).train.steps == 10
+    assert _config(Job(config), trained().wanted, 6).train.steps == 10
     with pytest.raises(UsageError, match=r"Session\(slots=1\) is fewer than the 2 trainers: type"):
-        _config(config, trained(slots=1).wanted, 6)
+        _config(Job(config), trained(slots=1).wanted, 6)
     with pytest.raises(UsageError, match="train.seed is 8, but the script has Session"):
-        _config(replace(config, train=replace(config.train, seed=8)), trained().wanted, 6)
+        other = replace(config, train=replace(config.train, seed=8))
+        _config(Job(other), trained().wanted, 6)
     with pytest.raises(UsageError, match="needs 6 ranks .* but 5 were started"):
-        _config(config, trained().wanted, 5)
+        _config(Job(config), trained().wanted, 5)
+
+
+def test_the_best_model_needs_a_place_for_its_checkpoint():
+    wanted = replace(trained().wanted, keeps_best=True)
+
+    def settle(*sets: str, run_dir: Path | None = PATH) -> None:
+        _config(
+            Job(load_config("tiny", ["data.path=x", "train.seed=0", *sets]), run_dir), wanted, 6
+        )
+
+    settle()
+    settle("checkpoint.at_end=false", "checkpoint.every_steps=5")
+    with pytest.raises(UsageError, match="the run has no folder: type --run-dir DIR"):
+        settle(run_dir=None)
+    with pytest.raises(UsageError, match="writes none: leave out checkpoint.at_end=false"):
+        settle("checkpoint.at_end=false")
+    with pytest.raises(UsageError, match=r"protection.name is mapped, .*leave out keep_best"):
+        settle("protection.name=mapped")
+
+
+def test_a_resume_with_a_file_of_other_rows_is_told_so(tmp_path):
+    def about(begins: str) -> dict:
+        return {"table": {"user": {"rows": 9, "begins": begins}}, "seed": 3}
+
+    event = {"event": "start", "run": about("values 1")}
+    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    check_same(tmp_path, about("values 1"))
+    with pytest.raises(UsageError, match="whose table user began with other rows: put the file"):
+        check_same(tmp_path, about("values 2"))
+    larger = {"table": {"user": {"rows": 10, "begins": "values 2"}}, "seed": 3}
+    with pytest.raises(UsageError, match="holds a run with table .*: name a new folder"):
+        check_same(tmp_path, larger)
 
 
 def test_progress_has_the_means_of_what_was_logged_since_the_last():
