@@ -44,6 +44,8 @@ ROOT = Path(__file__).resolve().parent.parent
 UNIT, SIMULATED, DRILLS = (ROOT / "tests" / name for name in ("unit", "simulated", "drills"))
 KERNEL_TESTS = UNIT / "test_kernels_triton.py"
 TOTAL_SECONDS = 590
+PYTHONPATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+"""Ranks of the tests start in folders of their own, and `ecrm` need not be installed."""
 SLOWER = 5
 """Times the limits on an imitated GPU, whose kernels are interpreted."""
 AT_ONCE = 4
@@ -75,9 +77,8 @@ class Place:
         path = self.output / f"{self.part}.log"
         with path.open("w") as log:
             print("$", *words, file=log, flush=True)
-            process = subprocess.Popen(
-                words, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **(more or {})}
-            )
+            environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **(more or {})}
+            process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, env=environment)
             try:
                 code = process.wait(self.seconds)
             except subprocess.TimeoutExpired:

@@ -61,7 +61,10 @@ def require_fault_tolerance(mpirun: Path) -> str:
     for line in done.stdout.splitlines():
         name, _, value = line.partition(":")
         facts.setdefault(name.strip(), value.strip())
-    version = facts.get("Open MPI", "unknown")
+    if "Open MPI" not in facts:
+        said = (done.stderr.strip().splitlines() or ["it says nothing of Open MPI"])[-1]
+        raise UsageError(f"{info} does not work: {said}: {INSTALL}")
+    version = facts["Open MPI"]
     if not facts.get("FT MPI support", "no").startswith("yes"):
         raise UsageError(
             f"{mpirun} (Open MPI {version}) was built without fault tolerance (ULFM): {INSTALL}"

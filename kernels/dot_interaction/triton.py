@@ -163,7 +163,8 @@ def backward(
     of_rows = torch.empty(batch * features, dimension, device=dense.device)
     vector = vector_of(dense, values, of_dense, of_rows)
     rows = triton.next_power_of_2(features + 1)
-    block = min(max(16, _ELEMENTS // rows), triton.next_power_of_2(dimension))
+    # of 2 or more: Triton ends the process over a gather from rows of one element
+    block = min(max(16, _ELEMENTS // rows), max(2, triton.next_power_of_2(dimension)))
     _backward[(batch, triton.cdiv(dimension, block))](
         of_dense,
         of_rows,

@@ -95,7 +95,8 @@ def add(
     if not unique:
         index, order = torch.sort(index, stable=True)
     vector = vector_of(values, out[:, :dimension])
-    block = min(512, triton.next_power_of_2(dimension))
+    # of 8 or more: Triton 3.6 ends the process over a loop with a row for every thread of a warp
+    block = min(512, max(8, triton.next_power_of_2(dimension)))
     at_a_time = max(1, 128 // block)
     _add[(triton.cdiv(len(index), at_a_time), triton.cdiv(dimension, block))](
         out,

@@ -397,7 +397,7 @@ def test_begin_rows(backend, dimension):
 
 @pytest.mark.parametrize(
     "batch, features, dimension",
-    [(3, 4, 16), (2, 11, 4), (2, 1, 13), (2, 0, 5), (0, 0, 4), (1, 2, 0)],
+    [(3, 4, 16), (2, 11, 4), (2, 1, 13), (2, 0, 5), (0, 0, 4), (1, 2, 0), (3, 4, 1)],
 )
 def test_dot_interaction(batch, features, dimension):
     random = torch.Generator().manual_seed(features)

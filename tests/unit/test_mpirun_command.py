@@ -141,6 +141,19 @@ def test_an_mpi_without_ulfm_is_refused(tmp_path):
         machine.require_fault_tolerance(mpirun)
 
 
+def test_an_mpi_whose_libraries_are_missing_says_so(tmp_path):
+    """As `pip install --target` leaves it: without the wheel's folder lib/."""
+    info = tmp_path / "ompi_info"
+    info.write_text(
+        "#!/bin/sh\necho 'libmpi.so.40: cannot open shared object file' >&2; exit 127\n"
+    )
+    info.chmod(0o755)
+    with pytest.raises(
+        UsageError, match=r"does not work: libmpi.so.40: cannot open .* pip install"
+    ):
+        machine.require_fault_tolerance(tmp_path / "mpirun")
+
+
 def test_the_mpi_in_use_has_ulfm_and_is_the_one_beside_python():
     mpirun = machine.find_mpirun()
     assert mpirun.parent == type(mpirun)(sys.executable).parent

@@ -92,6 +92,9 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     for shapes in OTHERS:  # what differs by more than the length of records
         name = "decayed" if shapes.l2 else shapes.optimizer
         yield f"update {name}", lambda shapes=shapes: _warm_storage(shapes, rows_of(2), BACKEND)
+    for narrow in (1, 2, 4):
+        shapes = Shapes(narrow, "rowwise_adagrad", features=2)
+        yield f"narrow {narrow}", lambda shapes=shapes: warm_up(shapes, "cpu", BACKEND)
     yield "update halves", update_halves
     four = torch.ones(4, 2, dtype=torch.uint8)
     units = torch.zeros(2, 8, 64, dtype=torch.uint8)
