@@ -5,8 +5,10 @@ XOR has no order, so atomics of integers give the same bits every time.
 
 from __future__ import annotations
 
+import torch
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ecrm.kernels.triton_field import times
 from ecrm.kernels.triton_rows import (
@@ -51,13 +53,8 @@ def _xor_rows(
     if UNIQUE:
         old = tl.load(place, mask=mask, other=0)
         tl.store(place, old ^ change.to(place.dtype.element_ty), mask=mask)
-    elif place.dtype.element_ty == tl.int32:
+    else:
         tl.atomic_xor(place, change.to(tl.int32), mask=mask, sem="relaxed")
-    else:  # bytes: in the word that has them
-        address = place.to(tl.int64)
-        word = (address & -4).to(tl.pointer_type(tl.int32))
-        change = change << ((address & 3) * 8).to(tl.uint32)
-        tl.atomic_xor(word, change.to(tl.int32), mask=mask, sem="relaxed")
 
 
 def apply(
@@ -65,6 +62,12 @@ def apply(
 ) -> None:
     """As in the package; `coefficients`, if it is a number, is not 0."""
     parity, delta = as_words(parity, delta)
+    if not unique and parity.dtype == torch.uint8:  # atomics are of words: sum by row first
+        rows, places = rows.unique(return_inverse=True)
+        padded = pad(delta, (0, -delta.shape[1] % 4))
+        sums = torch.zeros(len(rows), padded.shape[1], dtype=torch.uint8, device=delta.device)
+        apply(sums, places, coefficients, padded, unique=False)
+        coefficients, delta, unique = 1, sums[:, : delta.shape[1]], True
     vector = vector_of(parity, delta)
     per_row = delta.shape[1] // vector
     one = isinstance(coefficients, int)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ecrm.kernels.triton_rows import columns, kernel, vector_of
+from ecrm.kernels.triton_rows import ELEMENTS, columns, kernel, vector_of
 
 
 @kernel
@@ -97,7 +97,9 @@ def add(
     vector = vector_of(values, out[:, :dimension])
     # of 8 or more: Triton 3.6 ends the process over a loop with a row for every thread of a warp
     block = min(512, max(8, triton.next_power_of_2(dimension)))
-    at_a_time = max(1, 128 // block)
+    # a row that repeats is one warp's, whose loads follow each other; else as many as can be asked
+    elements, warps = (ELEMENTS, 4) if unique else (128, 1)
+    at_a_time = max(1, elements // block)
     _add[(triton.cdiv(len(index), at_a_time), triton.cdiv(dimension, block))](
         out,
         out.stride(0) // vector,
@@ -118,7 +120,7 @@ def add(
         BLOCK=block,
         REST=triton.next_power_of_2(max(width - dimension, 1)),
         AT_ONCE=8,
-        num_warps=1,
+        num_warps=warps,
         enable_fp_fusion=False,
     )
     if seen is not None:

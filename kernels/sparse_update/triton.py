@@ -73,6 +73,8 @@ def _update_elements(
     inside = i < n
     row = tl.load(rows + i, mask=inside, other=0)
     mask = inside[:, None]
+    if WITH_MARKS:  # asked for with the row's own numbers, before anything is stored
+        began = tl.load(marks + row * marks_stride, mask=inside, other=1.0) == 0
     zero = tl.zeros((COUNT, VECTOR), tl.float32)
     g = tl.load(pieces(gradients, i, gradients_stride, piece, VECTOR), mask=mask, other=0.0)
     place = pieces(weights, row, weights_stride, piece, VECTOR)
@@ -103,7 +105,6 @@ def _update_elements(
         _replace(place0, old0, new0, change0, mask, WITH_DELTA)
     new = _as_weights(new, old)
     if WITH_MARKS:
-        began = tl.load(marks + row * marks_stride, mask=inside, other=1.0) == 0
         change_of_mark = mark_change + i * mark_change_stride
         tl.store(change_of_mark, tl.where(began, 0x3F800000, 0), mask=inside & (piece == 0))
         old = tl.where(began[:, None], tl.zeros_like(old), old)
