@@ -165,6 +165,12 @@ RUN = (
         "see there; with `mapped.path`, `mapped` is a link to that folder",
     ),
     File(
+        "session-*/*",
+        "a run folder, without `failure.json`",
+        "the second session of a script, the third and so on",
+        "as in the folder of a run",
+    ),
+    File(
         "tensorboard/events.out.tfevents.*",
         "TensorBoard",
         "with `train.tensorboard`: scalars of progress and evaluations",

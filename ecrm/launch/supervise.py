@@ -22,6 +22,7 @@ from ecrm.launch.environment import SESSION_BASE, mpirun_environment
 from ecrm.launch.watch import Watch
 from ecrm.process.linux import session_members, shared_segments, when_parent_ends
 from ecrm.run.reading import LAUNCH, read_own
+from ecrm.run.session_folders import newest_session
 
 STOP_SECONDS = 10.0
 
@@ -34,7 +35,8 @@ ASKS_RANKS = {
     signal.SIGHUP: signal.SIGUSR2,
 }
 
-LAST_FILES = ("summary.json", "stopped.json", "failure.json")
+FAILURE = "failure.json"
+LAST_FILES = ("summary.json", "stopped.json", FAILURE)
 # from the run's own last file to SIGKILL: mpirun may wait for ever for a stopped rank
 LINGER_SECONDS = 20.0
 # mpirun without one process of its own: it may wait for ever for itself (seen once, as it began)
@@ -153,8 +155,10 @@ def _wait(
             return ""
         if ranks is not None and ranks.gone():
             return f"mpirun had no rank for {RANKLESS_SECONDS:g} s, and was killed: start it again"
-        if deadline == float("inf") and any(
-            read_own(run_dir / name, launch) for name in LAST_FILES
+        last = newest_session(run_dir)
+        if deadline == float("inf") and (
+            any(read_own(last / name, launch) for name in LAST_FILES)
+            or read_own(run_dir / FAILURE, launch)
         ):
             deadline = time.monotonic() + LINGER_SECONDS
         watch.look(stopping=forwarded)

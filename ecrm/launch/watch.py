@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ecrm.launch.run_status import Standing
 from ecrm.launch.scalars import Scalars
 from ecrm.run.reading import Event, EventTail, read_own
+from ecrm.run.session_folders import newest_session
 
 if TYPE_CHECKING:
     from ecrm.launch.screen import Screen
@@ -47,10 +48,13 @@ class Watch:
     """
 
     def __init__(
-        self, run_dir: Path, followers: Sequence[Follower] = (), screen: Screen | None = None
+        self,
+        run_dir: Path,
+        followers_of: Callable[[Path], Sequence[Follower]] = lambda _: (),
+        screen: Screen | None = None,
     ) -> None:
-        self._tail = EventTail(run_dir / "events.jsonl")
-        self._followers, self._screen, self._run_dir = followers, screen, run_dir
+        self._followers_of, self._screen, self._run_dir = followers_of, screen, run_dir
+        self._follow(newest_session(run_dir))
         self._errors: threading.Thread | None = None
         self.streams: dict[str, Any] = {
             "stderr": subprocess.PIPE,
@@ -75,16 +79,30 @@ class Watch:
             self._errors.start()
 
     def _is_complete(self, launch: str | None) -> bool:
-        summary = read_own(self._run_dir / "summary.json", launch)
+        summary = read_own(newest_session(self._run_dir) / "summary.json", launch)
         return summary.get("completed") is True and not summary.get("checkpoint_failed")
 
+    def _follow(self, folder: Path) -> None:
+        """Pass on the events of a session from now on."""
+        self._folder, self._tail = folder, EventTail(folder / "events.jsonl")
+        self._followers = self._followers_of(folder)
+
     def look(self, stopping: bool = False) -> None:
+        self._pass_on_events()
+        if self._folder != (newest := newest_session(self._run_dir)):
+            self._pass_on_events()  # the last ones of the session before
+            for follower in self._followers:
+                follower.close()
+            self._follow(newest)
+            self._pass_on_events()
+        if self._screen is not None:
+            self._screen.draw(stopping)
+
+    def _pass_on_events(self) -> None:
         if self._followers:
             events = self._tail.new_events()
             for follower in self._followers:
                 follower.take(events)
-        if self._screen is not None:
-            self._screen.draw(stopping)
 
     def ended(self) -> None:
         self.look()
@@ -110,11 +128,16 @@ def watch_of(run_dir: Path, steps: int, ranks: int, tensorboard: bool = False) -
 
     The steps of a script are not known yet, 0: its start tells them.
     """
-    followers: list[Follower] = [Scalars(run_dir)] if tensorboard else []
+
+    def followers_of(folder: Path) -> list[Follower]:
+        return [Scalars(folder)] if tensorboard else []
+
     if not sys.stdout.isatty():
-        return Watch(run_dir, followers)
+        return Watch(run_dir, followers_of)
     from ecrm.launch.screen import screen_of
 
     standing = Standing(steps)
     screen = screen_of(sys.stdout, standing, ranks)
-    return Watch(run_dir, followers if screen is None else [*followers, standing], screen)
+    if screen is None:
+        return Watch(run_dir, followers_of)
+    return Watch(run_dir, lambda folder: [*followers_of(folder), standing], screen)

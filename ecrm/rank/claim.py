@@ -26,13 +26,18 @@ from ecrm.transport.base import Transport
 
 @dataclass(frozen=True)
 class Job:
-    """What was typed after `ecrm train`; `resume` may be AUTO_RESUME."""
+    """What was typed after `ecrm train`; `resume` may be AUTO_RESUME.
+
+    `is_through`: a later session of the script has begun in an earlier start, so that this one is
+    complete, and is loaded for what the script does behind its loop.
+    """
 
     config: Config
     run_dir: Path | None = None
     kills: Sequence[Kill] = ()
     resume: Path | None = None
     init_from: Path | None = None
+    is_through: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ def claim_run(
     folder, lock = _take_folder(transport, job)
     waiting("what the run goes on from is looked for" if resume else "the run folder is checked")
     if resume == AUTO_RESUME:
-        resume, complete, ended_before = _earlier_start(transport, trained, folder)
+        resume, complete, ended_before = _earlier_start(transport, trained, folder, job.is_through)
         if complete:
             return None
     start = collective_check(
@@ -134,7 +139,7 @@ def check_shared(
 
 
 def _earlier_start(
-    transport: Transport, trained: Trained, folder: RunFolder
+    transport: Transport, trained: Trained, folder: RunFolder, is_through: bool
 ) -> tuple[Path | None, bool, str]:
     """Collective, once the folder is this run's: what an earlier start of the run left in it.
 
@@ -149,10 +154,11 @@ def _earlier_start(
         found = look(run_dir, AUTO_RESUME, mine=True)
         assert run_dir is not None  # `look` refuses to go on without
         check_same(run_dir, trained.about())
-        if found.complete:
+        complete = found.complete and not is_through
+        if complete:
             say(f"{run_dir} holds the complete run: nothing is left to do")
-        ended = "" if found.complete else tidy(run_dir)
-        return [str(found.resume or ""), found.complete, ended, len(folder.all_events())]
+        ended = "" if complete else tidy(run_dir)
+        return [str(found.resume or ""), complete, ended, len(folder.all_events())]
 
     mine = collective_check(transport, decide)
     said = [entry for _, entry in sorted(share_json(transport, mine).items()) if entry is not None]

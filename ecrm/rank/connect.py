@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ecrm.config.schema import Config
 from ecrm.placement.view import View
+from ecrm.placement.view_change import plan_rollback
 from ecrm.process.cores import AUTO, POLL, Cores
 from ecrm.process.preflight import host_name
 from ecrm.protection import make_protection
@@ -38,16 +39,19 @@ class Cluster:
     rows_on_gpu: bool
 
 
-def connect(transport: Transport, run: ClaimedRun) -> Cluster:
+def connect(transport: Transport, run: ClaimedRun, gone: Sequence[int] = ()) -> Cluster:
     """Collective: let the ranks share memory and cores, and deal out the roles.
 
-    Raises UsageError on every rank where there are too few failure domains for the protection.
+    Ranks that were `gone` before get none: others have their roles from the start. Raises
+    UsageError on every rank where there are too few failure domains for the protection.
     """
     config = run.config
     protection = make_protection(config, run.start.mapped, run.durable.rows)
     processes = _processes(transport, config)
     readers = introduce(transport, host_name())
     view = collective_check(transport, lambda: start_view(config, protection, processes))
+    if gone:
+        view = plan_rollback(view, gone, protection.shape, protection.dense_replicas)
     cores = _cores(transport, config, processes)
     cores.heed(view)
     on_gpu = share_json(transport, config.storage.device != "cpu")

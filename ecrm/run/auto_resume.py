@@ -22,6 +22,7 @@ from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 from ecrm.run.reading import read_json
 from ecrm.run.run_lock import LOCK, is_empty, refuse_if_held
+from ecrm.run.session_folders import newest_session
 
 AUTO_RESUME = Path("auto")
 """What --resume has in place of a folder."""
@@ -77,7 +78,8 @@ def _look(run_dir: Path, mine: bool) -> Found:
             f"--run-dir {run_dir}: holds a run whose parity did not match at its end; "
             "start again in another folder"
         )
-    complete = read_json(run_dir / "summary.json").get("completed") is True
+    # a script is through once its last session is
+    complete = read_json(newest_session(run_dir) / "summary.json").get("completed") is True
     return Found(gone_on_from(run_dir), complete)
 
 

@@ -40,10 +40,11 @@ from ecrm.rank.rank_run import RankRun, RunStopped
 from ecrm.rank.standstill import Standstill
 from ecrm.rank.whereabouts import Whereabouts
 from ecrm.run.run_folder import RunFolder
+from ecrm.run.run_lock import make_run_dir
 from ecrm.session.loading import with_digests
 from ecrm.session.log_delivery import FileMark, NoMark
 from ecrm.session.progress import SessionProgress, steps_skipped
-from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, this_rank
+from ecrm.session.rank import WITHOUT_GROUPS, Part, ThisRank, this_rank
 from ecrm.session.run import Started, Wanted, too_late
 from ecrm.session.step_loop import ended_early
 from ecrm.session.trained_module import (
@@ -71,21 +72,25 @@ TOLD = "told"
 def start_run(wanted: Wanted) -> Started:
     """Collective: build the run that a session wants, as this rank of it.
 
-    It is the first thing that ranks do together: where the script has failed on one before, all
-    learn it here. Raises UsageError, DataError and Unrecoverable, each on every rank. Raises
-    RunStopped where there is nothing left to do, and UsageError where ecrm has not started this
-    process.
+    The run of a session before ends by it. It is the first thing that ranks do together: where the
+    script has failed on one before, all learn it here. Raises UsageError, DataError and
+    Unrecoverable, each on every rank. Raises RunStopped where there is nothing left to do, and
+    UsageError where ecrm has not started this process.
     """
     rank = this_rank()
     transport = rank.transport
-    if rank.met:
-        raise UsageError(
-            "another session has begun before: a script trains, or evaluates, one session",
-            otherwise="train the next model in a run of its own, by another ecrm launch",
-        )
     _check_no_group()
+    if rank.part is not None:
+        _end_before(rank, rank.part)
+    elif rank.met:
+        raise UsageError(
+            "a session before could not begin, and no other can in this run",
+            otherwise="mend that, and start the run again",
+        )
     rank.met = True
     collective_check(transport, lambda: None)
+    job = rank.job_of(rank.number)
+    gone = () if rank.number == 1 else _gone(transport, job.config)
 
     def say_on_first(line: str) -> None:
         if transport.rank == transport.live[0]:
@@ -93,15 +98,16 @@ def start_run(wanted: Wanted) -> Started:
 
     with Waiting(say_on_first) as waiting:
         waiting("the script and the config are checked")
-        started = len(transport.live)
-        config = collective_check(transport, lambda: _config(rank.job, wanted, started))
+        started = len(transport.live) + len(gone)
+        config = collective_check(transport, lambda: _config(job, wanted, started))
         wanted = replace(wanted, tables=with_digests(transport, wanted.tables))
         trained = _trained(wanted, config)
         _check(transport, rank, config, trained)
-        run = claim_run(transport, replace(rank.job, config=config), trained, waiting)
+        run = claim_run(transport, replace(job, config=config), trained, waiting)
         if run is None:
             raise RunStopped(0)
-        cluster = connect(transport, run)
+        rank.held.append(run.held)
+        cluster = connect(transport, run, gone)
         lacking = check_memory(transport, config, cluster, row_spaces(wanted.tables))
         if lacking:
             say_on_first(f"warning: {lacking}")
@@ -139,6 +145,36 @@ def start_run(wanted: Wanted) -> Started:
     finite = config.train.on_nonfinite == "stop"
     mark = NoMark() if run.folder.path is None else FileMark(run.folder.path / TOLD)
     return Started(rank_run, doing, progress.logged, check_steps, finite, mark)
+
+
+def _end_before(rank: ThisRank, part: Part) -> None:
+    """Collective: end the run of the script's session before the one that begins.
+
+    Raises UsageError where its loop was left, and what the end of a run raises.
+    """
+    if rank.unfinished:
+        raise UsageError(rank.unfinished)
+    run_dir = rank.job_of(rank.number + 1).run_dir
+    if run_dir is not None:  # before the run is complete: it tells the launch of one more
+        try:
+            make_run_dir(run_dir)
+        except OSError as error:
+            raise UsageError(
+                f"cannot make {run_dir}, the folder of the next session: {error.strerror}",
+                otherwise="make room there, or give the run another folder by --run-dir",
+            ) from None
+    code = part.end()
+    part.over()
+    if code:
+        raise RunStopped(code)
+    rank.part, rank.place, rank.number = None, "", rank.number + 1
+    gc.unfreeze()  # with what belongs to that run
+    gc.collect()
+
+
+def _gone(transport: Transport, config: Config) -> tuple[int, ...]:
+    """The ranks that have died in the sessions before."""
+    return tuple(rank for rank in range(config.world_size) if rank not in transport.live)
 
 
 def _check_no_group() -> None:

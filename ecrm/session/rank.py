@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ecrm.config.script import Script
@@ -13,6 +13,8 @@ from ecrm.errors import UsageError
 from ecrm.process.calls import Calls
 from ecrm.process.stop_signals import StopSignals
 from ecrm.rank.claim import Job
+from ecrm.run.auto_resume import AUTO_RESUME, gone_on_from
+from ecrm.run.session_folders import session_folder
 from ecrm.session.begun_file import BegunFile
 from ecrm.transport.base import Transport
 
@@ -49,7 +51,9 @@ class ThisRank:
     - `part`: the run that the Session has built, None before.
     - `place`: where in the training the script is, such as "step 7, slot 1"; "" for nowhere. In a
       slot, or in a batch of an evaluation, it is a `Place`.
-    - `begun`: the file that the script has loaded; None for none.
+    - `begun`: the files that the script has loaded.
+    - `number`: the session that trains, the script's first being number 1.
+    - `held`: the folders of the sessions before, which belong to this run until its end.
     """
 
     transport: Transport
@@ -60,7 +64,45 @@ class ThisRank:
     met: bool = False
     part: Part | None = None
     place: Place | str = ""
-    begun: BegunFile | None = None
+    begun: list[BegunFile] = field(default_factory=list)
+    number: int = 1
+    held: list[object] = field(default_factory=list)
+
+    def job_of(self, number: int) -> Job:
+        """The job of one of the script's sessions. `--kill` and `--init-from` are the first's."""
+        job = self.job
+        if job.run_dir is not None:
+            begun = session_folder(job.run_dir, number + 1).is_dir()
+            job = replace(job, run_dir=session_folder(job.run_dir, number), is_through=begun)
+        if number == 1:
+            return job
+        resume = job.resume
+        if resume not in (None, AUTO_RESUME):
+            before = session_folder(resume, number)
+            resume = before if gone_on_from(before) is not None else None
+        return replace(job, resume=resume, kills=(), init_from=None)
+
+    @property
+    def next_job(self) -> Job:
+        """The job of the session that is the next to train."""
+        return self.job_of(self.number + (self.part is not None))
+
+    @property
+    def unfinished(self) -> str:
+        """Why the session that trains is not through, as a sentence; "" if it is."""
+        if self.place:
+            return (
+                f"{self.script.path} has left a loop in {self.place}: let loops over session.steps "
+                "and session.eval_batches run to their end; to end training early, call "
+                "session.stop() in the loop's body, and leave out break"
+            )
+        if self.part is not None and self.part.steps_left:
+            return (
+                f"{self.script.path} has ended {self.part.steps_left} steps before its training: "
+                "let the loop over session.steps run to its end; to end training early, call "
+                "session.stop() in the loop's body"
+            )
+        return ""
 
 
 _this: list[ThisRank] = []

@@ -109,24 +109,14 @@ def _to_the_end(rank: ThisRank) -> int:
     failure = _execute(rank.script, rank)
     if failure is None and rank.part is None:
         failure = Failure(f"{rank.script.path} has ended without training: no session.steps() ran")
-    if rank.place and failure is None:
-        failure = Failure(
-            f"{rank.script.path} has left a loop in {rank.place}: let loops over session.steps and "
-            "session.eval_batches run to their end; to end training early, call session.stop() in "
-            "the loop's body, and leave out break"
-        )
-    if rank.part is not None and failure is None and rank.part.steps_left:
-        failure = Failure(
-            f"{rank.script.path} has ended {rank.part.steps_left} steps before its training: let "
-            "the loop over session.steps run to its end; to end training early, call "
-            "session.stop() in the loop's body"
-        )
+    if failure is None and rank.unfinished:
+        failure = Failure(rank.unfinished)
     if failure is not None:
         _fail(rank, failure)
     assert rank.part is not None
     code = rank.part.end()
-    if rank.begun is not None and code == 0:
-        rank.begun.forget()
+    for begun in rank.begun if code == 0 else ():
+        begun.forget()
     return code
 
 

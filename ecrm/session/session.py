@@ -66,7 +66,8 @@ class Session:
     - `slots`: how many batches make up a step. The result depends on it, and not on the number of
       ranks. Losses should be means over a batch: gradients are divided by the number of slots
       that have a batch, which is `slots` until data ends.
-    - `seed`: of initial rows, of dropout, and of everything random in the loop's body.
+    - `seed`: of initial rows, of dropout, and of everything random in the loop's body. Behind the
+      loop random numbers are the same on all ranks.
     - `dense_optimizer(parameters)`: the optimizer of all parameters that are not tables. A session
       that only evaluates needs none, nor optimizers of tables.
     - `scheduler(optimizer)`: a schedule of its learning rate, stepped once a step. A
@@ -152,6 +153,7 @@ class Session:
         self._every: list[Every] = []
         self._evaluates_alone = False
         self._opened: OpenedFile | None = None
+        self._begun_with: BegunFile | None = None
         self._told_at_start: list[str] = []
         self._evaluation: Evaluation | None = None
         self.gathered: dict[str, Tensor] = {}
@@ -279,6 +281,8 @@ class Session:
                 self._every,
             )
             yield from self._loop
+            # slots have drawn other numbers on each rank: a next model is drawn alike
+            seed_slot(self._seed, engine.step, self._slots)
         except GeneratorExit:
             if not is_rank():  # a rank's end tells it
                 print(
@@ -442,9 +446,8 @@ class Session:
 
     def _before_saving(self, target: Path) -> None:
         """On the rank that is about to write a file."""
-        begun = this_rank().begun if is_rank() else None
-        if self._opened is not None and begun is not None:
-            begun.keep(target, self._opened)
+        if self._opened is not None and self._begun_with is not None:
+            self._begun_with.keep(target, self._opened)
 
     def load(self, path: str | Path, strict: bool = True) -> None:
         """Before `steps`: begin with a model that was saved under TorchRec's names.
@@ -465,10 +468,11 @@ class Session:
         self._check_before("load")
         source = typed_path(path).absolute()
         if is_rank():
-            job = this_rank().job
+            job = this_rank().next_job
             assert job.run_dir is not None, "a script's run has a folder"
-            begun = this_rank().begun = BegunFile.of(source, job.run_dir, job.resume)
-            source = begun.to_load()
+            self._begun_with = BegunFile.of(source, job.run_dir, job.resume)
+            this_rank().begun.append(self._begun_with)
+            source = self._begun_with.to_load()
         state, opened = open_model(source)
         self._opened = opened
         self._load(state, f"session.load: {path}", str(source), opened, strict)
@@ -577,7 +581,18 @@ class Session:
                 otherwise="use it in the loop's body, in a function for session.every, or after "
                 "the loop",
             )
+        if is_rank():
+            self._check_current(what, self._started)
         return self._started
+
+    def _check_current(self, what: str, started: Started) -> None:
+        """Raise UsageError where another session of the script has begun since."""
+        part = this_rank().part
+        if part is not None and part.engine is not started.run.engine:
+            raise UsageError(
+                f"session.{what}: another session has begun since, which ended this one",
+                otherwise="call it before the next session's loop",
+            )
 
     def _check_before(self, what: str) -> None:
         if self._loop is not None:
@@ -586,9 +601,10 @@ class Session:
     def _running(self, what: str) -> tuple[SessionLoop, Started]:
         if self._started is None or self._loop is None:
             raise UsageError(f"session.{what} belongs after the first step of session.steps")
+        self._begun(what)
         if not self._loop.between_steps:
             raise UsageError(
-                f"session.{what} is called while step {self._started.run.engine.step} is under way",
+                f"session.{what} is called while step {self.step} is under way",
                 otherwise="call it after the loop over session.steps has come to its end, or in a "
                 "function for session.every; to end that loop early, call session.stop() in its "
                 "body in the place of break",

@@ -21,14 +21,21 @@ def one_line(folder: Path, data: Path, sets: dict) -> list[str]:
 
 
 def life(
-    words: list[str], over: Callable[[float], bool] = lambda seconds: False
+    words: list[str],
+    over: Callable[[float], bool] = lambda seconds: False,
+    cwd: Path | None = None,
 ) -> tuple[int | None, str]:
     """Type the line, and SIGKILL everything as soon as it is `over`.
 
     Returns the exit code, None when it was killed, and what was printed.
     """
     process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        cwd=cwd,
     )
     began, code = time.monotonic(), None
     mpirun: set[int] = set()

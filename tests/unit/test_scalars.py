@@ -22,7 +22,7 @@ from support.scalars import progress, read
 
 def follow(run_dir: Path, *events: dict) -> None:
     """One launch during which these events come, some at a time."""
-    watch = Watch(run_dir, [Scalars(run_dir)])
+    watch = Watch(run_dir, lambda folder: [Scalars(folder)])
     watch.began(SimpleNamespace(stdout=None, stderr=None))
     for number, event in enumerate(events):
         with open(run_dir / "events.jsonl", "a") as file:

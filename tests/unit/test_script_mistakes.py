@@ -104,6 +104,16 @@ session.save("model.pt")
     assert "finished 0 steps" in said and "computed twice" not in said
 
 
+def test_sessions_train_one_after_the_other(run, capsys):
+    again = "session = made()" + LOOP
+    evaluates = "session = made()\nfor batch in session.eval_batches([ids(0, 0)]): pass\n"
+    assert run(LOOP + "drawn = torch.rand(3)\n" + evaluates + again) == 0
+    said = capsys.readouterr().out
+    assert said.count("finished 3 steps") == 2 and said.count("finished 0 steps") == 1
+    first, _, second = [line for line in said.splitlines() if line.startswith("model_sha256")]
+    assert first == second
+
+
 def test_an_early_end_is_told(run, capsys):
     assert run(LOOP.replace("loss(", "session.stop(); loss(")) == 0
     said = capsys.readouterr().out
@@ -142,9 +152,13 @@ MISTAKES = {
         "session.steps(batches, 0): at least 1 is needed: to evaluate a model alone, loop over",
     ),
     "a skip behind the loop": (LOOP + "session.skip()", "session.skip belongs into the body"),
-    "two sessions that train": (
-        LOOP + "session = made()" + LOOP,
-        "another session has begun before: a script trains, or evaluates, one session",
+    "a session before another one": (
+        LOOP + "first, session = session, made()" + LOOP + "first.save('model.pt')",
+        "session.save: another session has begun since, which ended this one: call it before the",
+    ),
+    "a loop that was left before another session": (
+        LEFT.format("break") + "main()\nsession = made()" + LOOP,
+        "has left a loop in step 1, slot 0: let loops over session.steps and ",
     ),
     "no session": ("", "has ended without training: no session.steps() ran"),
     "no loop": ("session.steps(ids, 3)", "has ended without training: no session.steps() ran"),
