@@ -34,6 +34,7 @@ from ecrm.session.data import Indexed
 from ecrm.session.run import Start, Started, Wanted, too_late
 from ecrm.session.session import Session
 from ecrm.session.streams import Streams
+from ecrm.simulate.hidden_state import hide
 from ecrm.simulate.seen import Seen
 from ecrm.simulate.session_model import SessionModel
 from ecrm.simulate.session_parts import (
@@ -150,7 +151,8 @@ class SessionJob:
 
     The workload says the cluster, the protection, steps, slots and seed. `seen` is what the script
     has seen on each rank. Checkpoints are written into `kept`, None for none. With `resumes` the
-    run goes on from them: `began` are the steps after which ranks have done so.
+    run goes on from them: `began` are the steps after which ranks have done so. The script `hides`
+    state of a kind of HIDDEN, "" for none.
     """
 
     remembered = 0
@@ -162,8 +164,10 @@ class SessionJob:
         folder: Path,
         kept: Path | None = None,
         resumes: bool = False,
+        hides: str = "",
     ) -> None:
         self._model, self.folder, self._resumes = model, folder, resumes
+        self.hides = hides
         self._kept = None if kept is None else CheckpointFolder(kept)
         self.seen: dict[int, Seen] = {}
         self.began: set[int] = set()
@@ -287,6 +291,8 @@ class SessionJob:
                 average.update(parameters)
 
         module = build(model)
+        if self.hides:
+            hide(module, self.hides)
         loaded = trained_before(module, seed) if model.loads else {}
         session = Session(
             module,

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ecrm.simulate.hidden_state import HIDDEN
 from ecrm.wording import counted
 
 KINDS = ("mixed", "mixed", "two-tower", "dlrm", "dcn", "projection", "deepfm")
@@ -58,6 +59,8 @@ TORCH_SCHEDULERS = (
 """All schedulers of torch that step with each step, by the names of their classes."""
 VARIANT_SHARE = 0.5
 """Share of the models that have one of these, and of those that leave batches out."""
+HIDING_SHARE = 0.2
+"""Share of the models with a twin that hides state."""
 DATA = ("a function", "Indexed", "Streams")
 LOADS = ("", "a file", "a state_dict")
 NEW_SHARE = 0.5
@@ -103,6 +106,7 @@ class SessionModel:
     - `reads`: whether they read the whole model, too.
     - `checks`: of how many steps each slot is computed twice.
     - `skips`: whether some batches are left out.
+    - `hides`: a kind of `HIDDEN` state, with which the same script must be refused; "" for none.
     """
 
     kind: str
@@ -133,6 +137,7 @@ class SessionModel:
     reads: bool = False
     checks: int = 0
     skips: bool = False
+    hides: str = ""
 
     @property
     def tables(self) -> tuple[DrawnTable, ...]:
@@ -175,6 +180,7 @@ class SessionModel:
                 ("evaluations that read the model", self.reads),
                 ("slots that are computed twice", self.checks),
                 ("batches left out", self.skips),
+                (f"{self.hides} hidden in a refused twin", self.hides),
                 (f"torch's {self.dense_optimizer}", self.dense_optimizer in TORCH_OPTIMIZERS),
                 (f"torch's {self.scheduler}", self.scheduler in TORCH_SCHEDULERS),
                 ("several row optimizers", len({t.optimizer for t in self.tables}) > 1),
@@ -295,11 +301,13 @@ def draw_variants(model: SessionModel) -> SessionModel:
     rng = random.Random(str(model))
     optimizer, scheduler = rng.choice(TORCH_OPTIMIZERS), rng.choice(TORCH_SCHEDULERS)
     one, other, third = (rng.random() < VARIANT_SHARE for _ in range(3))
+    hides = rng.choice(list(HIDDEN)) if rng.random() < HIDING_SHARE else ""
     return replace(
         model,
         dense_optimizer=optimizer if one else model.dense_optimizer,
         scheduler=scheduler if other else model.scheduler,
         skips=third,
+        hides=hides,
     )
 
 

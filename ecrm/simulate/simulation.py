@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.slot_faults import ON_ALL
-from ecrm.errors import Unrecoverable
+from ecrm.errors import Unrecoverable, UsageError
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepared_torch
 from ecrm.simulate.checkers import Checkers
@@ -119,12 +119,30 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
             found = _run(life, breaks, true, job, lambda: _check_script(life, true, job))
             return replace(found, schedule=schedule)  # without the name of a folder
 
+        if model.hides:
+            (folder / "hides").mkdir()
+            # a slot that leaves its first batch out is not compared in that step
+            twin = replace(model, loads="", skips=False, checks=max(model.checks, 1))
+            check_hidden_state(workload, SessionJob(twin, folder / "hides", hides=model.hides))
         if not model.stops:
             return run(workload, workload.steps, resumes=False)
         first = run(workload, model.stops, resumes=False)
         if first.refused is not None:
             return first
         return first.then(run(later, workload.steps, resumes=True))
+
+
+def check_hidden_state(workload: Workload, job: SessionJob) -> None:
+    """Raise Failed unless a script that hides state is refused, undisturbed and on one rank."""
+    try:
+        truth_of(replace(workload, skip_undo=False), job=job)
+    except UsageError:
+        return
+    except ProgramFailed as error:
+        if all(isinstance(each, UsageError) for each in error.errors.values()):
+            return
+        raise
+    raise Failed(f"a script with {job.hides} hidden on its model was trained", caught=True)
 
 
 def _check_script(schedule: Schedule, true: SessionJob, job: SessionJob) -> None:
