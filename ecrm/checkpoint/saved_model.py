@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ecrm.base.opened_file import OpenedFile
 from ecrm.checkpoint.model_file import safetensors_entries
 from ecrm.errors import DataError, EcrmError, UsageError
-from ecrm.opened_file import OpenedFile
 
 _DTYPES = {
     "BOOL": torch.bool,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import ReusableBuffer, lazy_zeros
+from ecrm.base.allocate import ReusableBuffer, lazy_zeros
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.manifest import DENSE
 from ecrm.checkpoint.row_file import FRAME_ROWS, SummedFile, write_rows

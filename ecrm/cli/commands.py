@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ecrm import __version__
+from ecrm.base.paths import typed_path, typed_path_text
 from ecrm.cli.drill import add_parser as add_drill
 from ecrm.cli.export import add_parser as add_export
 from ecrm.cli.simulate import add_parser as add_simulate
@@ -24,7 +25,6 @@ from ecrm.config.script import Script, is_script
 from ecrm.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
 from ecrm.faults.kill import PHASES
 from ecrm.launch.mpirun_command import HASH_SEED, hash_seed
-from ecrm.paths import typed_path, typed_path_text
 from ecrm.process.preflight import preflight_ulfm, say_once
 
 if TYPE_CHECKING:

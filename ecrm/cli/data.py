@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ecrm.base.paths import typed_path_text
+from ecrm.base.wording import counted
 from ecrm.data.dataset_info import JUDGED_LINES, MAX_MALFORMED
 from ecrm.errors import UsageError
-from ecrm.paths import typed_path_text
-from ecrm.wording import counted
 
 ZIPF_VALUES = 1_000_000
 
@@ -129,7 +129,7 @@ def parse_zipf(text: str) -> tuple[float, float]:
 
 
 def _run_prepare(args: argparse.Namespace) -> int:
-    from ecrm.console import Progress
+    from ecrm.base.console import Progress
     from ecrm.data.prepare import prepare
 
     sizes = parse_hash_sizes(args.hash_sizes) if args.hash_sizes is not None else args.hash_size
@@ -155,7 +155,7 @@ def _run_prepare(args: argparse.Namespace) -> int:
 
 
 def _run_generate(args: argparse.Namespace) -> int:
-    from ecrm.console import Progress
+    from ecrm.base.console import Progress
     from ecrm.data.categories import KAGGLE, zipf
     from ecrm.data.generate import generate_criteo
 

@@ -8,10 +8,10 @@ import os
 import re
 import sys
 
-from ecrm.console import Progress
+from ecrm.base.console import Progress
+from ecrm.base.wording import counted
 from ecrm.errors import UsageError
 from ecrm.simulate.seed_range import judged, run_range
-from ecrm.wording import counted
 
 PLAIN_SECONDS = 30.0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ecrm
+from ecrm.base.paths import typed_path, typed_path_text
 from ecrm.config.check import (
     NEED_CHECKPOINTS,
     problems_of_fit,
@@ -20,7 +21,6 @@ from ecrm.config.check import (
 )
 from ecrm.config.schema import SECTIONS, Config
 from ecrm.errors import UsageError
-from ecrm.paths import typed_path, typed_path_text
 
 CHECKPOINT_MINUTES = 30.0
 """Minutes between checkpoints under the protections NEED_CHECKPOINTS, unless the config says."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ecrm.wording import counted
+from ecrm.base.wording import counted
 
 REQUIRED = "<required>"
 MAX_ROWS = 2**31 - 1

@@ -26,8 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ecrm.atomic_files import staged_file
-from ecrm.console import Progress
+from ecrm.base.atomic_files import staged_file
+from ecrm.base.console import Progress
 from ecrm.data import kaggle_shape as shape
 from ecrm.data.categories import KAGGLE, Categories
 from ecrm.data.criteo_text import format_rows

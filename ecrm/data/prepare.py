@@ -20,15 +20,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ecrm.atomic_files import staged_directory
-from ecrm.console import Progress
+from ecrm.base.atomic_files import staged_directory
+from ecrm.base.console import Progress
+from ecrm.base.wording import counted
 from ecrm.data import dataset_info
 from ecrm.data.criteo import BLOCK_BYTES, Malformed, Rows, check_input, read_criteo
 from ecrm.data.hashing import row_ids
 from ecrm.data.kaggle_shape import CARDINALITIES, TERABYTE_CARDINALITIES
 from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
 from ecrm.errors import DataError, UsageError
-from ecrm.wording import counted
 
 SHOWN_MALFORMED = 20
 NAMED_MALFORMED = 3  # in the error that ends it

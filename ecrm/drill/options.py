@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ecrm.base.wording import counted
 from ecrm.config import Config
 from ecrm.errors import UsageError
 from ecrm.faults.kill import Kill, parse_kill
-from ecrm.wording import counted
 
 
 @dataclass(frozen=True)

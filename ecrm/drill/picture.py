@@ -8,11 +8,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ecrm.base.wording import named
 from ecrm.drill.report import Report
 from ecrm.drill.table import headline
 from ecrm.drill.timeline import Timeline
 from ecrm.errors import UsageError
-from ecrm.wording import named
 
 if TYPE_CHECKING:  # it takes a second to import
     from matplotlib.axes import Axes

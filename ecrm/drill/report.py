@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ecrm.base.wording import counted
 from ecrm.drill.options import Disturbance
 from ecrm.drill.run_record import RunRecord
 from ecrm.drill.throughput import Pace, before_during_after, pace, spans
 from ecrm.drill.timeline import Timeline, timeline
-from ecrm.wording import counted
 
 NOISE = 0.1
 """A relative difference in throughput between two equal parts of runs above which a note is due."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from ecrm.base.wording import counted
 from ecrm.drill.report import Report
 from ecrm.drill.run_record import FailureRecord
-from ecrm.wording import counted
 
 TEXT_WIDTH = 118
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ecrm.allocate import CPU, Allocate, ReusableBuffer, ZerosOn, lazy_zeros
+from ecrm.base.allocate import CPU, Allocate, ReusableBuffer, ZerosOn, lazy_zeros
 from ecrm.engine.asked_before import AskedBefore
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed

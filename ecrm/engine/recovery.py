@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import torch
 
+from ecrm.base.wording import named
 from ecrm.engine.dense import spread_dense
 from ecrm.engine.engine_events import (
     failure_event,
@@ -35,7 +36,6 @@ from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_recovery
 from ecrm.transport.base import PeerFailure, Revoked
 from ecrm.transport.message import tensors
-from ecrm.wording import named
 
 REFUSALS = {
     kind.__name__: kind for kind in (StrayRow, ScriptFailed, ReplicasDiffer, ChangedDataError)

@@ -10,11 +10,11 @@ import torch
 import xxhash
 from torch import Tensor
 
+from ecrm.base.wording import listed
 from ecrm.engine.dense import DenseReplica
 from ecrm.transport.base import WORD_BITS, Transport
 from ecrm.transport.digests import digest_of, entry_digests, plain
 from ecrm.transport.message import tensors
-from ecrm.wording import listed
 
 SHARE_OF_A_STEP = 0.005
 """The most that digests may take of the time of a step, on average."""

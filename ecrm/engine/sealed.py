@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from ecrm.base.wording import named
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.errors import ScriptFailed
 from ecrm.transport.base import PeerFailure
 from ecrm.transport.message import tensors
-from ecrm.wording import named
 
 Result = TypeVar("Result")
 

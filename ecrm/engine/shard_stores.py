@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, ZerosOn, lazy_zeros
+from ecrm.base.allocate import Allocate, ZerosOn, lazy_zeros
 from ecrm.placement.sparse_optimizer import SparseRate
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace, Table, row_spaces

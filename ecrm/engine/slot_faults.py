@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ecrm.wording import named
+from ecrm.base.wording import named
 
 RETRY_STEPS = 100
 """User code that raises within so many steps of the last time ends the run: it is no single rank's.

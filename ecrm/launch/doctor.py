@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ecrm import __version__
+from ecrm.base.wording import counted
 from ecrm.errors import UsageError
 from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance
 from ecrm.launch.mpirun_command import mpirun_line
 from ecrm.launch.supervise import session_base
 from ecrm.process.linux import memory_bytes, session_members
-from ecrm.wording import counted
 
 PACKAGES = (
     "torch",

@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ecrm.base.console import Waiting
 from ecrm.config import Config, load_config
 from ecrm.config.script import SUFFIX, Script
-from ecrm.console import Waiting
 from ecrm.errors import (
     STOPPED_EXIT_CODE,
     DataError,

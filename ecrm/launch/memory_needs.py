@@ -11,13 +11,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ecrm.base.wording import counted
 from ecrm.checkpoint.compatibility import capped
 from ecrm.config.schema import Config
 from ecrm.data.dataset_info import read_manifest
 from ecrm.data.layout import INTEGERS
 from ecrm.errors import UsageError
 from ecrm.run.plan import view_over
-from ecrm.wording import counted
 
 if TYPE_CHECKING:
     from ecrm.placement.view import View

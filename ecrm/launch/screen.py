@@ -22,9 +22,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ecrm.base.wording import duration, survives_in_words
 from ecrm.launch.run_status import Standing
 from ecrm.launch.watch import LAST_LINES_SECONDS
-from ecrm.wording import duration, survives_in_words
 
 REDRAW_SECONDS = 0.5
 PROGRESS_LINE = re.compile(r"step +\d+(/| of at most )\d+ ")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 
 
 class _CountedScale:

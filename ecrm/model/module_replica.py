@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 from ecrm.errors import UsageError
 from ecrm.model.buffers import live_buffers, put_buffers
 from ecrm.model.loss_scaler import LossScaler

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 from ecrm.errors import UsageError
 from ecrm.transport.gpu_copies import on_device, on_host
 

@@ -11,7 +11,7 @@ from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 from ecrm.transport.gpu_copies import on_device, on_host
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from ecrm.base.wording import named
 from ecrm.errors import Unrecoverable
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, conflicts, dense_holders
-from ecrm.wording import named
 
 MOST_TRIES = 5_000
 """Placements of a shard that `least_conflicts` tries before it takes the best that it has found."""

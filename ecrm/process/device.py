@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 from ecrm.imitated_gpu import IMITATED_GPU, imitate_gpu

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.base.allocate import Allocate, lazy_zeros
 from ecrm.model.dlrm import import_dense_arch
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate
 from ecrm.placement.view import View

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ecrm.console import AGAIN, PATIENCE_SECONDS, so_far
+from ecrm.base.console import AGAIN, PATIENCE_SECONDS, so_far
 from ecrm.process.neighbours import JOB, RANK, Noticeboard
 from ecrm.process.preflight import SIZE
 

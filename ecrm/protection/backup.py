@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.base.allocate import Allocate, lazy_zeros
 from ecrm.kernels.records import gather_records, scatter_records
 from ecrm.protection.parity import ParityRows
 from ecrm.transport.gpu_copies import on_device

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ecrm.allocate import Allocate
+from ecrm.base.allocate import Allocate
+from ecrm.base.wording import counted
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, failures_left
 from ecrm.protection.context import ProtectionContext
@@ -24,7 +25,6 @@ from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, Received
 from ecrm.transport.piggyback import Rounds
-from ecrm.wording import counted
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ then the host fills the links that were lost with it.
 
 from __future__ import annotations
 
+from ecrm.base.wording import counted
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import VerifyReport
@@ -24,7 +25,6 @@ from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, in_groups
 from ecrm.transport.piggyback import Rounds
-from ecrm.wording import counted
 
 MOST_COPIES = 4
 """Most copies: up to three parity units of one data unit have coefficient 1, so are copies."""

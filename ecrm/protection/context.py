@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.base.allocate import Allocate, lazy_zeros
 from ecrm.placement.stripes import RowLayout
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import Transport

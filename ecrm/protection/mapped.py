@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ecrm.allocate import Allocate
+from ecrm.base.allocate import Allocate
 from ecrm.mapped.dense_file import DenseFile
 from ecrm.mapped.shard_file import ShardFile
 from ecrm.placement.stripes import StripeShape

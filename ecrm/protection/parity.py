@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.base.allocate import Allocate, lazy_zeros
 from ecrm.kernels.parity_apply import parity_apply
 from ecrm.storage.missing_rows import MissingRows
 from ecrm.transport.gpu_copies import on_device

@@ -22,6 +22,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ecrm.base.wording import counted, named
 from ecrm.errors import Unrecoverable
 from ecrm.kernels.records import scatter_records
 from ecrm.placement.stripes import StripeShape
@@ -36,7 +37,6 @@ from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, Received, in_groups, matrix
 from ecrm.transport.piggyback import Rounds
-from ecrm.wording import counted, named
 
 BACKUP, TAIL, STALE = range(3)
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import lazy_zeros
+from ecrm.base.allocate import lazy_zeros
 from ecrm.coding.code import ReedSolomon, find_wrong_unit
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import StripeShape

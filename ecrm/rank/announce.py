@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ecrm import __version__
+from ecrm.base.console import say
+from ecrm.base.wording import counted
 from ecrm.checkpoint.folder import name_of
 from ecrm.config.schema import Config
-from ecrm.console import say
 from ecrm.engine.failures import Failure
 from ecrm.errors import NotKept
 from ecrm.faults.kill import Kill, unfired
@@ -23,7 +24,6 @@ from ecrm.rank.claim import ClaimedRun
 from ecrm.rank.connect import Cluster
 from ecrm.run.run_folder import RunFolder
 from ecrm.storage import resolve_backend
-from ecrm.wording import counted
 
 MB = 1e6
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ecrm.allocate import CPU, Allocate, ZerosOn
+from ecrm.base.allocate import CPU, Allocate, ZerosOn
+from ecrm.base.console import say
 from ecrm.config.schema import Config
-from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.process.ready import ReadyMemory, ready_spares

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
+from ecrm.base.wording import counted
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 from ecrm.kernels import native
@@ -14,7 +15,6 @@ from ecrm.process.gpu import GpuPulse
 from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.consistency import Alike, Given, unlike
 from ecrm.transport.base import Transport
-from ecrm.wording import counted
 
 
 def check_started(started: int, config: Config) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.console import say
 from ecrm.checkpoint.mapped_folder import hold, leave_link, make_folder
 from ecrm.checkpoint.trained import Trained
 from ecrm.config.check import NEED_CHECKPOINTS
 from ecrm.config.schema import Config
-from ecrm.console import say
 from ecrm.errors import Unrecoverable, UsageError
 from ecrm.faults.kill import Kill
 from ecrm.process.preflight import host_name

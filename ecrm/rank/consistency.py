@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ecrm.base.wording import MOST_SHOWN
 from ecrm.config.schema import Config
-from ecrm.wording import MOST_SHOWN
 
 STEPS = "number of steps"
 MAY_DIFFER = ("data.path", "storage.device", "kernels.backend", "testing.imitated_gpu")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ecrm.base.console import say
 from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder
 from ecrm.checkpoint.lost_rows import CheckpointRows
 from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
 from ecrm.config.schema import Config
-from ecrm.console import say
 from ecrm.engine.rollback import Durable
 from ecrm.run.plan import Start
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ecrm.base.console import say
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.config.schema import Config
-from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StopAgreed
 from ecrm.engine.memory_count import Memory

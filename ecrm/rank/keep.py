@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ecrm.base.console import say
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
-from ecrm.console import say
 from ecrm.rank.build_rank import Rank
 from ecrm.rank.claim import ClaimedRun
 from ecrm.rank.collective_check import on_one_rank

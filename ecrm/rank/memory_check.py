@@ -9,7 +9,8 @@ from math import prod
 
 import torch
 
-from ecrm.allocate import UNTOUCHED
+from ecrm.base.allocate import UNTOUCHED
+from ecrm.base.wording import named
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 from ecrm.placement.stripes import StripeShape
@@ -19,7 +20,6 @@ from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.connect import Cluster
 from ecrm.storage.base import VECTOR, state_shapes
 from ecrm.transport.base import Transport
-from ecrm.wording import named
 
 MB = 1e6
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ecrm.console import say
+from ecrm.base.console import say
+from ecrm.base.wording import counted, named, survives_in_words
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import Place
 from ecrm.faults.kill import Kill
 from ecrm.placement.view import View
 from ecrm.rank.finite import REMEDY
 from ecrm.run.run_folder import RunFolder
-from ecrm.wording import counted, named, survives_in_words
 
 PROGRESS = "progress"
 

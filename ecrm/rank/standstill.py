@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from ecrm.console import say
+from ecrm.base.console import say
+from ecrm.base.wording import named
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.slot_faults import Place
-from ecrm.wording import named
 
 QUIET_SECONDS = 10.0
 """A run in which nothing begins for so long is told to stand still."""

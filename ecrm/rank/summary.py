@@ -10,10 +10,10 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
+from ecrm.base.wording import counted
 from ecrm.engine.engine import Engine
 from ecrm.engine.memory_count import Memory
 from ecrm.protection.base import VerifyReport
-from ecrm.wording import counted
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import lazy_zeros
+from ecrm.base.allocate import lazy_zeros
 from ecrm.kernels.records import scatter_records
 from ecrm.placement.stripes import RowLayout
 

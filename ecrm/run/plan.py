@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ecrm.base.wording import counted
 from ecrm.checkpoint import compatibility
 from ecrm.checkpoint.compatibility import KEPT, begun_as, check_steps, plan_resume
 from ecrm.checkpoint.folder import Checkpoint, locate
@@ -23,7 +24,6 @@ from ecrm.data.dataset_info import check_files, read_manifest, split_rows
 from ecrm.errors import EcrmError, UsageError
 from ecrm.faults.kill import Kill, check_kills
 from ecrm.run.auto_resume import about
-from ecrm.wording import counted
 
 if TYPE_CHECKING:
     from ecrm.placement.stripes import StripeShape

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ecrm.base.console import say
 from ecrm.config.schema import TrainConfig
-from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks
 from ecrm.errors import UsageError

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 from ecrm.errors import UsageError
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.session.layout import Group, Layout

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from ecrm.allocate import Allocate
+from ecrm.base.allocate import Allocate
+from ecrm.base.console import Waiting, say
+from ecrm.base.wording import counted
 from ecrm.config.schema import Config
-from ecrm.console import Waiting, say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
 from ecrm.engine.sealed import meet
@@ -57,7 +58,6 @@ from ecrm.session.trained_module import (
 )
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.transport.base import Transport
-from ecrm.wording import counted
 
 ALIKE = Alike(
     "script and config",

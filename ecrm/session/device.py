@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 from ecrm.errors import UsageError
 from ecrm.imitated_gpu import imitating
 from ecrm.model.determinism import prepare_cuda

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ecrm.base.opened_file import OpenedFile
+from ecrm.base.wording import listed
 from ecrm.checkpoint.checksums import check_share
 from ecrm.errors import DataError, UsageError
-from ecrm.opened_file import OpenedFile
 from ecrm.placement.initial_values import FileValues, Initial, Values, digest_of_windows
 from ecrm.placement.tables import Table
 from ecrm.process.preflight import host_name
 from ecrm.rank.collective_check import share_json
 from ecrm.transport.base import Transport
-from ecrm.wording import listed
 
 _DAMAGE = ""
 """The name among digests of windows under which a rank says that a file is damaged."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import Place

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.atomic_files import staged_file
+from ecrm.base.atomic_files import staged_file
 from ecrm.checkpoint.model_file import ModelFile, Shape, as_array
 from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed

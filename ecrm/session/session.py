@@ -14,9 +14,11 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from ecrm.base.console import say
+from ecrm.base.opened_file import OpenedFile
+from ecrm.base.paths import typed_path
 from ecrm.checkpoint.checksums import check_share
 from ecrm.checkpoint.saved_model import open_model
-from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted
 from ecrm.engine.slot_faults import BEFORE_STEP, Place
@@ -24,8 +26,6 @@ from ecrm.errors import UsageError
 from ecrm.model.determinism import seed_slot
 from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.module_replica import ModuleReplica
-from ecrm.opened_file import OpenedFile
-from ecrm.paths import typed_path
 from ecrm.placement.initial_values import FileValues
 from ecrm.placement.tables import row_spaces
 from ecrm.session.alone import run_alone

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ecrm.console import say
+from ecrm.base.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import BATCH, Place
 from ecrm.errors import ChangedDataError, UsageError

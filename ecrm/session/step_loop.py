@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from ecrm.console import say
+from ecrm.base.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.sealed import meet, sealed

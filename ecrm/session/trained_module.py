@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ecrm.base.wording import listed
 from ecrm.checkpoint.compatibility import ANEW, ON, begun_as, device_changed, on_gpu
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.errors import UsageError
 from ecrm.model.nested_state import bytes_of
 from ecrm.placement.initial_values import FileValues, Initial, Uniform, Values
 from ecrm.session.run import Wanted
-from ecrm.wording import listed
 
 KEPT = {"slots": "Session(slots={})", "seed": "Session(seed={})"}
 """Numbers that must stay when a run goes on, and how they are typed."""

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import torch
 
+from ecrm.base.wording import counted
 from ecrm.placement.assignment import CannotKeepApart
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
@@ -23,7 +24,6 @@ from ecrm.simulate.session_model import (
 )
 from ecrm.simulate.workload import Workload
 from ecrm.storage import fbgemm_installed
-from ecrm.wording import counted
 
 SUITES = ("survivable", "fatal", "sessions")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ecrm.console import Progress
+from ecrm.base.console import Progress
 from ecrm.errors import EcrmError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ecrm.base.wording import counted
 from ecrm.simulate.hidden_state import HIDDEN
-from ecrm.wording import counted
 
 KINDS = ("mixed", "mixed", "two-tower", "dlrm", "dcn", "projection", "deepfm")
 """The last four are torchrec's own models."""

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ecrm.allocate import CPU, Allocate, ZerosOn, lazy_zeros
+from ecrm.base.allocate import CPU, Allocate, ZerosOn, lazy_zeros
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.checkpoint.lost_rows import CheckpointRows

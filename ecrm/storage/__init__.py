@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ecrm.allocate import Allocate
+from ecrm.base.allocate import Allocate
 from ecrm.errors import UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate
 from ecrm.storage.base import Store

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, ZerosOn, lazy_zeros
+from ecrm.base.allocate import Allocate, ZerosOn, lazy_zeros
 from ecrm.kernels.records import RecordLog, gather_records, scatter_records, xor_records
 from ecrm.kernels.sparse_update import sparse_update
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor

@@ -26,7 +26,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
-from ecrm.allocate import Allocate
+from ecrm.base.allocate import Allocate
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate
 from ecrm.storage.base import Store
 

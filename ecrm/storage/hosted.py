@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, ReusableBuffer, lazy_zeros
+from ecrm.base.allocate import Allocate, ReusableBuffer, lazy_zeros
 from ecrm.kernels.records import merge_records
 from ecrm.storage.base import Store
 from ecrm.storage.missing_rows import MissingRows

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 from ecrm.kernels.hash_uniform import begin_rows, hash_uniform
 from ecrm.kernels.records import scatter_records
 from ecrm.placement.initial_values import FileValues, InitFunction, Uniform, Values

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import lazy_zeros
+from ecrm.base.allocate import lazy_zeros
 
 _WINDOW = 1 << 14
 _NONE = torch.empty(0, dtype=torch.int64)

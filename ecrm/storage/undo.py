@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import CPU, Allocate, ReusableBuffer, lazy_zeros
+from ecrm.base.allocate import CPU, Allocate, ReusableBuffer, lazy_zeros
 from ecrm.kernels.records import RecordLog, merge_records
 from ecrm.kernels.unit_order import split_by_unit
 from ecrm.storage.base import Store

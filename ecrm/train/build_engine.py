@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.base.allocate import Allocate, lazy_zeros
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ecrm.allocate import Allocate
+from ecrm.base.allocate import Allocate
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ecrm.console import Waiting, say
+from ecrm.base.console import Waiting, say
 from ecrm.process.device import gpu_trained_on
 from ecrm.process.guard import Guarded
 from ecrm.process.run_rank import run_rank

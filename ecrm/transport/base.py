@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from ecrm.allocate import lazy_zeros
+from ecrm.base.allocate import lazy_zeros
 from ecrm.transport.message import Part, Received
 from ecrm.transport.pulse import Pulse
 from ecrm.transport.shared_memory import SharedMemory

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import lazy_zeros
+from ecrm.base.allocate import lazy_zeros
 from ecrm.transport.pinned import freed, lend
 
 ADDRESS_SPACE = 4

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import ZerosOn
+from ecrm.base.allocate import ZerosOn
 from ecrm.transport.base import Transport, WrappedTransport
 from ecrm.transport.gpu_copies import copies_of
 from ecrm.transport.message import Part, Picked, Received

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ecrm import atomic_files, lock_holders
-from ecrm.atomic_files import staged_file
+from ecrm.base import atomic_files, lock_holders
+from ecrm.base.atomic_files import staged_file
 from ecrm.errors import UsageError
 
 HOLDS = """

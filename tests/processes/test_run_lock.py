@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.base.lock_holders import UNSEEN_SECONDS
 from ecrm.errors import UsageError
-from ecrm.lock_holders import UNSEEN_SECONDS
 from ecrm.run.run_lock import (
     LOCK,
     RECORD_BYTES,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.allocate import lazy_zeros
+from ecrm.base.allocate import lazy_zeros
 from ecrm.storage.prefault import Prefault
 from ecrm.transport.shared_memory import OwnMemory, SharedMemory
 from support.core_dumps import flags_of_mapping

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.allocate import ZerosOn, lazy_zeros
+from ecrm.base.allocate import ZerosOn, lazy_zeros
 from ecrm.engine.hooks import Hooks
 from ecrm.imitated_gpu import HostMemoryExpected, ImitatedTensor, imitated_gpu
 from ecrm.kernels import dispatch

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import ecrm.simulate.simulation as run_module
-from ecrm.console import Progress
+from ecrm.base.console import Progress
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.step_log import StepLog
 from ecrm.placement.stripes import StripeShape

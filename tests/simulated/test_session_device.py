@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 from ecrm.config import load_config
 from ecrm.errors import UsageError
 from ecrm.imitated_gpu import IMITATED_GPU, HostMemoryExpected, imitated_gpu

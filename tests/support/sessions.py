@@ -22,7 +22,7 @@ from torchrec import (
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.base.opened_file import OpenedFile
 from ecrm.errors import UsageError
-from ecrm.opened_file import OpenedFile
 from ecrm.run.auto_resume import AUTO_RESUME
 from ecrm.session.begun_file import BegunFile
 

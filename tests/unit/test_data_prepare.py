@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ecrm import atomic_files
+from ecrm.base import atomic_files
+from ecrm.base.console import Progress
 from ecrm.cli.data import parse_hash_sizes
-from ecrm.console import Progress
 from ecrm.data import prepare as module
 from ecrm.data.criteo import read_criteo
 from ecrm.data.generate import generate_criteo

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ecrm import imitated_gpu
-from ecrm.allocate import CPU
+from ecrm.base.allocate import CPU
 from ecrm.checkpoint.compatibility import device_changed, on_gpu, same_bits
 from ecrm.config import load_config
 from ecrm.errors import UsageError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm import atomic_files
+from ecrm.base import atomic_files
 from ecrm.checkpoint.export import export
 from ecrm.checkpoint.exported_model import dlrm_shapes
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, name_of

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ecrm import imitated_gpu as imitation
-from ecrm.allocate import CPU, ZerosOn, lazy_zeros
+from ecrm.base.allocate import CPU, ZerosOn, lazy_zeros
 from ecrm.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.model.dlrm import build_dense_parts

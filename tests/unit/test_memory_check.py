@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ecrm.allocate import CPU, ZerosOn, lazy_zeros
+from ecrm.base.allocate import CPU, ZerosOn, lazy_zeros
 from ecrm.config import load_config
 from ecrm.errors import EcrmError, UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer

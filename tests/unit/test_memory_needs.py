@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.allocate import ZerosOn
+from ecrm.base.allocate import ZerosOn
 from ecrm.config import load_config
 from ecrm.errors import UsageError
 from ecrm.imitated_gpu import imitated_gpu

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.allocate import lazy_zeros
+from ecrm.base.allocate import lazy_zeros
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import UsageError
 from ecrm.placement.stripes import RowLayout, StripeShape

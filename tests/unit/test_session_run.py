@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from ecrm.base.wording import MOST_SHOWN
 from ecrm.checkpoint.compatibility import check_identity, check_steps, same_bits
 from ecrm.checkpoint.exported_model import exported_model
 from ecrm.config import load_config
@@ -25,7 +26,6 @@ from ecrm.session.progress import SessionProgress
 from ecrm.session.run import Wanted
 from ecrm.session.trained_module import TrainedModule, digests_of, names_of, shapes_of
 from ecrm.transport.simulated import ProgramFailed, SimulatedCluster
-from ecrm.wording import MOST_SHOWN
 
 ADAGRAD = SparseOptimizer("adagrad", 0.1)
 PATH = Path("run/checkpoints/step-5")

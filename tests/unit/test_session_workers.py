@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDict
 from torchrec import KeyedJaggedTensor
 
-from ecrm.allocate import lazy_zeros
+from ecrm.base.allocate import lazy_zeros
 from ecrm.errors import UsageError
 from ecrm.model.determinism import aligned
 from ecrm.session.data import Indexed, feed_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ecrm import imitated_gpu as imitation
-from ecrm.allocate import CPU, ZerosOn
+from ecrm.base.allocate import CPU, ZerosOn
 from ecrm.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.placement.initial_values import Uniform
@@ -116,7 +116,7 @@ def test_memory_of_a_gpu_that_is_not_free_yet_is_asked_for_again(monkeypatch, se
             raise torch.OutOfMemoryError("CUDA out of memory")
         return zeros(*shape, **options)
 
-    monkeypatch.setattr("ecrm.allocate.FREED_SECONDS", seconds)
+    monkeypatch.setattr("ecrm.base.allocate.FREED_SECONDS", seconds)
     monkeypatch.setattr(torch, "zeros", not_free_yet)
     with imitated_gpu() as device:
         if tries == 3:

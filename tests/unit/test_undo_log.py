@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.allocate import lazy_zeros
+from ecrm.base.allocate import lazy_zeros
 from ecrm.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.kernels.records import merge_records

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ecrm.console import Waiting
+from ecrm.base.console import Waiting
 from ecrm.process.startup import Startup
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from ecrm.allocate import lazy_zeros
+from ecrm.base.allocate import lazy_zeros
 from ecrm.transport import wire
 from ecrm.transport.base import Transport
 from ecrm.transport.message import Part, Picked, Received, copied

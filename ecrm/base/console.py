@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from ecrm.wording import duration
+from ecrm.base.wording import duration
 
 PATIENCE_SECONDS = 2.0
 AGAIN = 5
