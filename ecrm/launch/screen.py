@@ -24,7 +24,6 @@ from rich.text import Text
 
 from ecrm.base.wording import duration, survives_in_words
 from ecrm.launch.run_status import Standing
-from ecrm.launch.watch import LAST_LINES_SECONDS
 
 REDRAW_SECONDS = 0.5
 PROGRESS_LINE = re.compile(r"step +\d+(/| of at most )\d+ ")
@@ -69,10 +68,10 @@ class Screen:
             picture = self._picture(time.time(), now - self._began, stopping)
             self._live.update(picture, refresh=True)
 
-    def ended(self) -> None:
-        """Show the last lines, and take the bar away."""
+    def ended(self, seconds: float) -> None:
+        """Show the last lines, for which it waits `seconds` at most, and take the bar away."""
         if self._reader is not None:
-            self._reader.join(LAST_LINES_SECONDS)
+            self._reader.join(seconds)
         with contextlib.suppress(OSError):
             self._live.stop()
 

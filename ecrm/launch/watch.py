@@ -111,7 +111,7 @@ class Watch:
         if self._errors is not None:
             self._errors.join(LAST_LINES_SECONDS)
         if self._screen is not None:
-            self._screen.ended()
+            self._screen.ended(LAST_LINES_SECONDS)
 
 
 def _pass_on(lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None:
