@@ -82,6 +82,8 @@ class Session:
     - `grad_scaler`: scales the losses in the loop's body, `grad_scaler.scale(loss).backward()`. All
       else is done here: gradients are those of the loss itself, a step in which one is not finite
       changes no parameter and no row, and the scale follows. `before_step` is not called then.
+    - `average_gradients`: False adds the gradients of slots up, for losses that are each a slot's
+      part of the step's loss, such as `reduction="sum"` divided by all samples of the step.
     - `check_determinism`: in so many first steps each slot is computed twice, and the first step is
       undone and taken again. The run ends where a bit differs, and where something changes that no
       commit has. 0 leaves that out. The option of `ecrm launch` comes before this number.
@@ -106,6 +108,7 @@ class Session:
         sparse_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         sparse_rate: Callable[[int], float] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
+        average_gradients: bool = True,
         seed: int = 0,
         check_determinism: int = 1,
         device: torch.device | str | None = None,
@@ -132,6 +135,7 @@ class Session:
         self._described = self._tables.with_values()
         self._slots, self._seed, self._check_steps = slots, seed, check_determinism
         self._sparse, self._sparse_rate = sparse, sparse_rate
+        self._averages = average_gradients
         spaces = row_spaces(self._described)
         self._tables.lay_out(spaces)
         self._spaces = len(spaces)
@@ -273,7 +277,14 @@ class Session:
                 started,
                 slots,
                 SlotWork(
-                    engine, slots, self._seed, self._tables.source, doing, self.model, self._skips
+                    engine,
+                    slots,
+                    self._seed,
+                    self._tables.source,
+                    doing,
+                    self.model,
+                    self._skips,
+                    self._averages,
                 ),
                 steps,
                 self.model,

@@ -192,8 +192,10 @@ class SlotWork:
         doing: Doing,
         module: nn.Module,
         skips: bool = False,
+        averages: bool = True,
     ) -> None:
         self._engine, self._batches, self._seed = engine, batches, seed
+        self._averages = averages
         self._source, self._doing, self.skips = source, doing, skips
         self._logged: dict[str, float] | None = None
         self._leaves: list[Tensor] = []
@@ -338,7 +340,7 @@ class SlotWork:
             say("! not all attributes of the model are compared: it has more than 20,000 values")
 
     def finish(self, part: SlotStep[SessionBatch], goes_on: bool = True) -> SlotResult:
-        """What the user's code has come to; gradients are divided by the number of slots.
+        """What the user's code has come to; gradients are divided by the slots, if averaged.
 
         `goes_on`: the state of the slot's stream after the step is part of the result. Raises
         UsageError where it has left no gradient, has not scaled its loss, or has changed
@@ -353,7 +355,7 @@ class SlotWork:
             for leaf in self._leaves:
                 leaf.grad = None
         slots = self._batches.slots
-        share = len(slots) * self._replica.loss_scale
+        share = (len(slots) if self._averages else 1) * self._replica.loss_scale
         gradients, contribution = (
             self._gradients(part.slot, share),
             self._replica.contribution(share),
