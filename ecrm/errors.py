@@ -29,8 +29,8 @@ class EcrmError(Exception):
 
     exit_code = 1
     told = False  # whether the user has been told already
-    speaker: int
-    """Set where all ranks end with this error: the one that tells the user."""
+    speaker: int | None = None
+    """The rank that tells the user, where all ranks end with this error; else None."""
 
 
 @dataclass(frozen=True)

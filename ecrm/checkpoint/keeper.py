@@ -8,24 +8,19 @@ one is full.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ecrm.checkpoint.folder import CheckpointFolder, name_of
 from ecrm.checkpoint.manifest import NAME as MANIFEST
 from ecrm.checkpoint.manifest import Manifest
 from ecrm.checkpoint.write import Buffers, Part
 from ecrm.engine.engine import Engine
-from ecrm.transport.base import PeerFailure
-from ecrm.transport.message import Received, tensors
 
 GIVE_UP_SECONDS = 600.0
 """How long the end of a run waits for the disk before it goes without its last checkpoint."""
@@ -51,11 +46,6 @@ class CheckpointPolicy:
     keep: int = 2
     at_end: bool = True
     keep_best: str = "none"
-
-
-def _bytes(message: Sequence[Received]) -> bytes:
-    """The bytes of a message that is one tensor of them, uint8."""
-    return bytes(tensors(message)[0].tolist())
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
@@ -189,12 +179,8 @@ class Checkpoints:
         with engine.recovery.recovering():
             if engine.rank == engine.view.reporter:
                 trouble = self._mark_best(engine.step)
-            shared = engine.state.transport.share(
-                [torch.tensor(list(trouble.encode()), dtype=torch.uint8)]
-            )
-            if not engine.state.transport.agree(True):
-                raise PeerFailure("a rank died")
-        if why := _bytes(shared[engine.view.reporter]).decode():
+            troubles = engine.state.transport.gather(trouble, "the best model was kept")
+        if why := troubles[engine.view.reporter]:
             self._tell({"event": "checkpoint_failed", "step": engine.step, "why": why})
 
     def _mark_best(self, step: int) -> str:
@@ -234,10 +220,8 @@ class Checkpoints:
         engine = self._engine
         with engine.recovery.recovering():
             newest = self._folder.newest() if engine.rank == engine.view.reporter else 0
-            shared = engine.state.transport.share([torch.tensor([newest])])
-            if not engine.state.transport.agree(True):
-                raise PeerFailure("a rank died")
-        self._kept = max(int(tensors(said)[0]) for said in shared.values())
+            known = engine.state.transport.gather(newest, "the newest checkpoint was looked for")
+        self._kept = max(known.values())
         self._last = max(self._first, self._kept)
         # a recovery alone does not put the next one off
         if self._last_at == -math.inf or engine.step <= self._last:
@@ -273,12 +257,10 @@ class Checkpoints:
             return -1.0
         engine = self._engine
         with engine.recovery.recovering():
-            shared = engine.state.transport.share(
-                [torch.tensor([self._clock() - self._last_at], dtype=torch.float64)]
+            clocks = engine.state.transport.gather(
+                self._clock() - self._last_at, "clocks were compared"
             )
-            if not engine.state.transport.agree(True):
-                raise PeerFailure("a rank died")
-        gone, wanted = float(tensors(shared[min(shared)])[0]), 60 * self._policy.every_minutes
+        gone, wanted = float(clocks[min(clocks)]), 60 * self._policy.every_minutes
         per_step = gone / (step - last)
         self._look_at = step + max(
             1, int(min((wanted - gone) / 2 / per_step, 1000.0)) if per_step > 0 else 1
@@ -337,10 +319,8 @@ class Checkpoints:
         `part` is this rank's.
         """
         engine, began = self._engine, self._clock()
-        shared = engine.state.transport.share([part.message()])
-        if not engine.state.transport.agree(True):
-            raise PeerFailure("a rank died")
-        said = {rank: json.loads(_bytes(message)) for rank, message in sorted(shared.items())}
+        mine = [part.entries, part.trouble, part.finite]
+        said = engine.state.transport.gather(mine, "a checkpoint was counted")
         self.written_bytes += sum(entry["bytes"] for entry in part.entries)
         troubles = [f"rank {rank}: {trouble}" for rank, (_, trouble, _) in said.items() if trouble]
         if troubles:
@@ -361,7 +341,7 @@ class Checkpoints:
             dense=part.dense_shapes if reports else [],
             evaluations=self._evaluations(part.step),
         )
-        written = [json.dumps(manifest.dense), ""]
+        written = [manifest.dense, ""]
         if reports:
             try:
                 part.name_dense()
@@ -371,16 +351,12 @@ class Checkpoints:
                     self._background(self._prune)
             except OSError as error:
                 written[1] = f"cannot write {self._folder.path}: {error.strerror or error}"
-        shared = engine.state.transport.share(
-            [torch.tensor(list(json.dumps(written).encode()), dtype=torch.uint8)]
-        )
-        if not engine.state.transport.agree(True):
-            raise PeerFailure("a rank died")
-        dense, trouble = json.loads(_bytes(shared[engine.view.reporter]))
+        published = engine.state.transport.gather(written, "a checkpoint was published")
+        dense, trouble = published[engine.view.reporter]
         if trouble:
             return self._failed(trouble, written=True)
         self._part, self._last_at, self._look_at, self._kept = None, self._clock(), 0, manifest.step
-        self._base = Manifest(**{**vars(manifest), "dense": json.loads(dense)})
+        self._base = Manifest(**{**vars(manifest), "dense": dense})
         self._tell(
             {
                 "event": "checkpoint",

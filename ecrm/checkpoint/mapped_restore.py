@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ecrm.errors import DataError, EcrmError
@@ -17,8 +15,7 @@ from ecrm.placement.view import View
 from ecrm.protection.base import Protection
 from ecrm.protection.mapped import MappedProtection
 from ecrm.storage.hosted import HostedShard, ShardSpace
-from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import tensors
+from ecrm.transport.base import Transport
 
 
 def last_commit(committed: Sequence[int], prepared: Sequence[int]) -> int:
@@ -85,7 +82,7 @@ def _on_all(transport: Transport, action: Callable[[], Any]) -> Any:
         problem = str(error)
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}"
-    for rank, text in sorted(_share(transport, problem).items()):
+    for rank, text in _share(transport, problem).items():
         if text:
             failure = DataError(text)
             failure.speaker = rank
@@ -95,7 +92,4 @@ def _on_all(transport: Transport, action: Callable[[], Any]) -> Any:
 
 def _share(transport: Transport, mine: Any) -> dict[int, Any]:
     """What every live rank says, in JSON."""
-    shared = transport.share([torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)])
-    if not transport.agree(True):  # nobody died: what was shared is what was sent
-        raise PeerFailure("a rank died while files were reopened")
-    return {rank: json.loads(bytes(tensors(said)[0].tolist())) for rank, said in shared.items()}
+    return transport.gather(mine, "files were reopened")

@@ -6,7 +6,6 @@ Each rank sends one frame at a time.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -26,8 +25,7 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection
 from ecrm.storage.hosted import HostedShard, ShardSpace
-from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import tensors
+from ecrm.transport.base import Transport
 from ecrm.transport.piggyback import exchange_rounds
 
 
@@ -124,11 +122,7 @@ def _on_all(transport: Transport, text: str) -> DataError:
 
 def _from_first(transport: Transport, paths: list[str]) -> list[str]:
     """What the lowest live rank says, on all ranks."""
-    mine = torch.tensor(list(json.dumps(paths).encode()), dtype=torch.uint8)
-    shared = transport.share([mine])
-    if not transport.agree(True):
-        raise PeerFailure("a rank died while a checkpoint was looked for")
-    said: list[str] = json.loads(bytes(tensors(shared[transport.live[0]])[0].tolist()))
+    said: list[str] = transport.gather(paths, "a checkpoint was looked for")[transport.live[0]]
     return said
 
 
@@ -153,10 +147,7 @@ def _checked(
     except EcrmError as error:
         problem = str(error)
     said = [problem, checkpoint.manifest.checksum if checkpoint else 0]
-    shared = transport.share([torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)])
-    if not transport.agree(True):
-        raise PeerFailure("a rank died while a checkpoint was checked")
-    verdicts = [json.loads(bytes(tensors(said)[0].tolist())) for _, said in sorted(shared.items())]
+    verdicts = list(transport.gather(said, "a checkpoint was checked").values())
     problems = [f"{text}" for text, _ in verdicts if text]
     if not problems and len({checksum for _, checksum in verdicts}) > 1:
         problems = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,12 +138,6 @@ class Part:
             {"dtype": str(tensor.numpy().dtype), "shape": list(tensor.shape)}
             for tensor in self.dense or []
         ]
-
-    def message(self) -> Tensor:
-        """What the other ranks are told, as bytes."""
-        return torch.tensor(
-            list(json.dumps([self.entries, self.trouble, self.finite]).encode()), dtype=torch.uint8
-        )
 
 
 def _windows(

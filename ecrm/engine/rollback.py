@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ecrm.engine.shard_stores import ShardStores
@@ -17,8 +15,7 @@ from ecrm.placement.view_change import plan_rollback
 from ecrm.protection.base import Protection
 from ecrm.protection.context import ProtectionContext
 from ecrm.storage.hosted import HostedShard, ShardSpace
-from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import tensors
+from ecrm.transport.base import Transport
 
 
 class Durable(Protocol):
@@ -80,12 +77,7 @@ def _newest(
     transport: Transport, commits: int, view: View, shape: StripeShape
 ) -> tuple[View, StripeShape, int]:
     """The newest view of all ranks with its stripes, and one commit more than any has seen."""
-    mine = json.dumps(
-        [view.epoch, commits, [shape.shards, shape.k, shape.m], view.to_json()]
-    ).encode()
-    shared = transport.share([torch.tensor(list(mine), dtype=torch.uint8)])
-    if not transport.agree(True):  # nobody died: what was shared is what was sent
-        raise PeerFailure("a rank died while rolling back")
-    said = [json.loads(bytes(tensors(parts)[0].tolist())) for parts in shared.values()]
+    mine = [view.epoch, commits, [shape.shards, shape.k, shape.m], view.to_json()]
+    said = list(transport.gather(mine, "rolling back").values())
     _, _, (shards, k, m), text = max(said, key=lambda words: words[0])
     return View.from_json(text), StripeShape(shards, k, m), max(words[1] for words in said) + 1

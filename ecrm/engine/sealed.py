@@ -7,14 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-import torch
-
 from ecrm.base.wording import named
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.errors import ScriptFailed
 from ecrm.transport.base import PeerFailure
-from ecrm.transport.message import tensors
 
 Result = TypeVar("Result")
 
@@ -27,10 +24,9 @@ def meet(engine: Engine, where: str) -> None:
     """
     transport, at = engine.state.transport, defaultdict[str, list[int]](list)
     with engine.recovery.recovering():
-        shared = transport.share([torch.tensor(list(where.encode()), dtype=torch.uint8)])
-    for rank, parts in sorted(shared.items()):
-        (said,) = tensors(parts)
-        at[bytes(said.tolist()).decode()].append(rank)
+        places = transport.gather(where)
+    for rank, place in places.items():
+        at[place].append(rank)
     if len(at) == 1:
         return
     with contextlib.suppress(PeerFailure):
@@ -41,7 +37,7 @@ def meet(engine: Engine, where: str) -> None:
         f"the script has come to different places on different ranks: {'; '.join(words)}: call "
         "on every rank what ranks do together, not on the one with session.is_main alone"
     )
-    error.speaker = min(shared)
+    error.speaker = min(places)
     raise error
 
 

@@ -9,12 +9,9 @@ import os
 import signal
 import sys
 
-import torch
-
 from ecrm.engine.engine import Engine
 from ecrm.errors import EcrmError
 from ecrm.run.run_folder import RunFolder
-from ecrm.transport.message import tensors
 
 
 def agree_on_stop(
@@ -27,24 +24,14 @@ def agree_on_stop(
     failure.
     """
     with engine.recovery.recovering():
-        wanting = engine.state.transport.share([torch.tensor([folder.unwritten_bytes])])
+        wanting = engine.state.transport.gather(folder.unwritten_bytes)
         # who cannot write that much must not take over
-        folder.probe(max(int(tensors(parts)[0]) for parts in wanting.values()))
-        said = [
-            torch.tensor([mine or 0]),
-            torch.tensor(list((folder.trouble or "").encode()), dtype=torch.uint8),
-        ]
-        shared = {
-            rank: tensors(parts) for rank, parts in engine.state.transport.share(said).items()
-        }
+        folder.probe(max(wanting.values()))
+        shared = engine.state.transport.gather([mine or 0, folder.trouble or ""])
         engine.state.transport.agree(True)  # nobody acts on what not all have heard
     engine.recovery.stopping = False
     reporter = engine.view.reporter
-    troubles = {
-        rank: bytes(trouble.tolist()).decode()
-        for rank, (_, trouble) in shared.items()
-        if trouble.numel()
-    }
+    troubles = {rank: trouble for rank, (_, trouble) in shared.items() if trouble}
     if len(troubles) == len(shared):
         error = EcrmError(
             f"no rank can write into the run folder, so the run ends: {troubles[reporter]}"

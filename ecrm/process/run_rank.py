@@ -82,7 +82,7 @@ def _end_by(error: EcrmError, transport: Transport | None, run_dir: Path | None)
     if transport is None:
         say_once(f"ecrm: error: {error}", about=THE_START)
         return error.exit_code
-    if isinstance(error, Unrecoverable) or hasattr(error, "speaker"):
+    if isinstance(error, Unrecoverable) or error.speaker is not None:
         return _leave_together(error, transport, run_dir)
     with contextlib.suppress(OSError):  # where nobody reads any more
         if not error.told:
@@ -92,7 +92,7 @@ def _end_by(error: EcrmError, transport: Transport | None, run_dir: Path | None)
 
 def _leave_together(error: EcrmError, transport: Transport, run_dir: Path | None) -> int:
     """An error that all ranks have: say why, once, and leave together with its code."""
-    if transport.rank == getattr(error, "speaker", transport.live[0]):
+    if transport.rank == (transport.live[0] if error.speaker is None else error.speaker):
         say_why(error, run_dir)
     timer = threading.Timer(LAST_WORDS_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
     timer.daemon = True

@@ -155,8 +155,7 @@ class Evaluation:
         """Collective: raise UsageError on every rank unless all have as many batches."""
         engine = self._engine
         with engine.recovery.recovering():
-            shared = engine.state.transport.share([torch.tensor([count])])
-        counts = {rank: int(tensors(parts)[0]) for rank, parts in sorted(shared.items())}
+            counts = engine.state.transport.gather(count)
         for rank, other in counts.items():
             if other != counts[min(counts)]:
                 raise UsageError(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from ecrm.engine.engine import Engine
@@ -14,7 +12,6 @@ from ecrm.model.nested_state import unpacked
 from ecrm.rank.step_loop import SlotResult, SlotStep
 from ecrm.session.slot_work import SessionBatch, SessionBatches, SlotWork, replica_of
 from ecrm.transport.digests import tensor_digest
-from ecrm.transport.message import tensors
 
 _SITS_OUT = "whether the slot sits out"
 
@@ -46,13 +43,12 @@ class SlotsElsewhere:
         parts = [SlotStep(step, slot, batch, values[slot]) for slot, batch in batches.items()]
         yield [part for part in parts if not part.batch.over]
         said = {part.slot: part.result and self._digests(part, part.result) for part in parts}
-        words = torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
         with engine.recovery.recovering():
-            shared = engine.state.transport.share([words])
+            heard = engine.state.transport.gather(said)
         self._found = {
             int(slot): (rank, digests)
-            for rank, told in shared.items()
-            for slot, digests in json.loads(bytes(tensors(told)[0].tolist())).items()
+            for rank, told in heard.items()
+            for slot, digests in told.items()
             if digests is not None
         }
         self._done = step

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from ecrm.errors import UsageError
 
@@ -111,12 +107,3 @@ class Findings:
     stops: bool
     value: float
     reports: Mapping[str, Any] | None
-
-    def to_tensor(self) -> Tensor:
-        """As bytes, uint8 [N]."""
-        return torch.tensor(list(json.dumps(vars(self)).encode()), dtype=torch.uint8)
-
-    @staticmethod
-    def of_tensor(sent: Tensor) -> Findings:
-        """From such bytes."""
-        return Findings(**json.loads(bytes(sent.tolist())))

@@ -143,9 +143,11 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
         said = f"exit code {code}" if isinstance(code, int) else str(code)
         return Failure(_said(rank, f"sys.exit: {said}"))
     except BaseException as error:
-        if type(error) is EcrmError and rank.part is not None and hasattr(error, "speaker"):
+        if type(error) is EcrmError and rank.part is not None and error.speaker is not None:
             _raise_with_line(rank, error)
-        if isinstance(error, Unrecoverable) or hasattr(error, "speaker"):
+        if isinstance(error, Unrecoverable):
+            raise
+        if isinstance(error, EcrmError) and error.speaker is not None:
             raise
         if is_lost(error):
             raise  # nothing that this rank has on its GPU can be told to others
@@ -234,7 +236,7 @@ def _said(rank: ThisRank, problem: str, came_from: str = "") -> str:
 def _leaves_alone(failure: Failure, error: EcrmError) -> bool:
     """Whether this rank ends and the others go on, after `error` in telling them of a failure."""
     tried_elsewhere = failure.place is not None and isinstance(error, ScriptFailed)
-    return tried_elsewhere and not hasattr(error, "speaker")
+    return tried_elsewhere and error.speaker is None
 
 
 def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
@@ -250,7 +252,7 @@ def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
         rank.met = True
         collective_check(rank.transport, failure.raise_it)
     except EcrmError as error:
-        if getattr(error, "speaker", rank.transport.rank) == rank.transport.rank:
+        if error.speaker in (None, rank.transport.rank):
             failure.show()
         if _leaves_alone(failure, error):
             error.told = True

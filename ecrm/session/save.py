@@ -171,15 +171,10 @@ def _told(path: Path, error: EcrmError | OSError) -> EcrmError:
 
 def _share_trouble(engine: Engine, trouble: EcrmError | None) -> None:
     """Collective: raise the reporter's trouble on every rank."""
-    text = "" if trouble is None else f"{trouble.exit_code} {trouble}"
-    transport = engine.state.transport
-    shared = transport.share([torch.tensor(list(text.encode()), dtype=torch.uint8)])
-    if not transport.agree(True):
-        raise PeerFailure("a rank died while a model was saved")
-    for rank, parts in sorted(shared.items()):
-        (said,) = tensors(parts)
-        if said.numel():
-            code, _, message = bytes(said.tolist()).decode().partition(" ")
+    mine = None if trouble is None else [trouble.exit_code, str(trouble)]
+    for rank, said in engine.state.transport.gather(mine, "a model was saved").items():
+        if said is not None:
+            code, message = said
             error = EcrmError(message)
-            error.exit_code, error.speaker = int(code), rank
+            error.exit_code, error.speaker = code, rank
             raise error

@@ -24,7 +24,6 @@ from ecrm.session.rehearsal import SlotsElsewhere
 from ecrm.session.reported import Findings, Goal, Reported
 from ecrm.session.run import Started, too_late
 from ecrm.session.slot_work import SessionBatches, SlotWork
-from ecrm.transport.message import tensors
 
 Result = TypeVar("Result")
 
@@ -200,8 +199,8 @@ class WorkBetweenSteps:
         reports = dense.reports if isinstance(dense, ModuleReplica) else None
         mine = Findings(self._stops, self._reported, reports)
         with self._engine.recovery.recovering():
-            said = self._engine.state.transport.share([mine.to_tensor()])
-        found = [Findings.of_tensor(tensors(of)[0]) for _, of in sorted(said.items())]
+            said = self._engine.state.transport.gather(vars(mine))
+        found = [Findings(**each) for each in said.values()]
         self._stops = any(each.stops for each in found)
         values = [each.value for each in found if not math.isnan(each.value)]
         self._reported = values[0] if values else math.nan

@@ -6,7 +6,6 @@ per slot.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from ecrm.metrics import Histogram, logit_losses
 from ecrm.model.slot_batch import SlotBatch
 from ecrm.train.build_engine import dense_of
 from ecrm.train.finite import origin
-from ecrm.transport.base import PeerFailure
 from ecrm.transport.gpu_copies import on_device, on_host
 from ecrm.transport.message import tensors
 
@@ -139,12 +137,7 @@ def _gather(engine: Engine, scores: _Scores, troubles: dict[int, str], samples: 
             said["result"] = asdict(
                 replace(merged.evaluation(samples), train_loss=float(dense_of(engine).loss_sum))
             )
-        shared = engine.state.transport.share(
-            [torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)]
-        )
-        if not engine.state.transport.agree(True):
-            raise PeerFailure("a rank died in an evaluation")
-    heard = {rank: json.loads(bytes(tensors(parts)[0].tolist())) for rank, parts in shared.items()}
+        heard = engine.state.transport.gather(said, "the model was evaluated")
     first = min(
         (tuple(trouble) for words in heard.values() for trouble in words["troubles"]), default=None
     )

@@ -10,14 +10,17 @@ with, never renumbered when others die.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ecrm.base.allocate import lazy_zeros
-from ecrm.transport.message import Part, Received
+from ecrm.transport.message import Part, Received, tensors
 from ecrm.transport.pulse import Pulse
 from ecrm.transport.shared_memory import SharedMemory
 
@@ -104,6 +107,22 @@ class Transport(ABC):
 
         Returns all ranks' lists as `exchange` does, this rank's included.
         """
+
+    def gather(self, value: Any, doing: str = "") -> dict[int, Any]:
+        """Give every live rank this rank's `value`, of a kind that JSON has.
+
+        Returns all ranks' values by rank, in ascending order. With `doing`, words for the error,
+        all ranks agree behind it: a rank that returns knows that every other rank has sent its
+        value, and PeerFailure says that a rank died while `doing`.
+        """
+        text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+        shared = self.share([text])
+        if doing and not self.agree(True):
+            raise PeerFailure(f"a rank died while {doing}")
+        return {
+            rank: json.loads(bytes(tensors(parts)[0].tolist()))
+            for rank, parts in sorted(shared.items())
+        }
 
     def agree(self, flag: bool) -> bool:
         """Return on every rank whether all live ranks called with True.

@@ -133,7 +133,7 @@ class Script:
             try:
                 engine.recovery.leave(self._places[engine.rank], str(error))
             except ScriptFailed as failed:
-                if hasattr(failed, "speaker"):
+                if failed.speaker is not None:
                     raise
                 raise RankKilled from None
 
