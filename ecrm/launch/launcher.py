@@ -207,10 +207,12 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
     the run has said it.
     """
     last = newest_session(folder)
-    summary, stopped = (
-        read_own(last / "summary.json", ending.launch),
-        read_own(last / "stopped.json", ending.launch),
+    summary = read_own(last / "summary.json", ending.launch)
+    # a session that was to end for the next one may have been stopped itself
+    stopped_in = next(
+        (each for each in (last, folder) if read_own(each / "stopped.json", ending.launch)), last
     )
+    stopped = read_own(stopped_in / "stopped.json", ending.launch)
     if why := summary.get("checkpoint_failed") or stopped.get("checkpoint_failed"):
         raise RunFailed(
             f"the model is not kept: no checkpoint of the last step: {why}",
@@ -234,7 +236,7 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
         )
     if stopped:
         raise RunFailed(
-            f"the run has stopped when asked to; see {last / 'stopped.json'}",
+            f"the run has stopped when asked to; see {stopped_in / 'stopped.json'}",
             STOPPED_EXIT_CODE,
             told=True,
         )

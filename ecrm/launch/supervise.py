@@ -35,8 +35,7 @@ ASKS_RANKS = {
     signal.SIGHUP: signal.SIGUSR2,
 }
 
-FAILURE = "failure.json"
-LAST_FILES = ("summary.json", "stopped.json", FAILURE)
+LAST_FILES = ("summary.json", "stopped.json", "failure.json")
 # from the run's own last file to SIGKILL: mpirun may wait for ever for a stopped rank
 LINGER_SECONDS = 20.0
 # mpirun without one process of its own: it may wait for ever for itself (seen once, as it began)
@@ -158,7 +157,7 @@ def _wait(
         last = newest_session(run_dir)
         if deadline == float("inf") and (
             any(read_own(last / name, launch) for name in LAST_FILES)
-            or read_own(run_dir / FAILURE, launch)
+            or any(read_own(run_dir / name, launch) for name in LAST_FILES[1:])
         ):
             deadline = time.monotonic() + LINGER_SECONDS
         watch.look(stopping=forwarded)

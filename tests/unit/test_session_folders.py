@@ -1,0 +1,101 @@
+"""The folders of a script's sessions: which one says how a run has ended."""
+
+import json
+
+import pytest
+
+from ecrm.launch.launcher import RunFailed, judge
+from ecrm.launch.supervise import Ending
+from ecrm.launch.watch import Watch
+from ecrm.run.auto_resume import AUTO_RESUME, look
+from ecrm.run.session_folders import newest_session, session_folder
+
+LAUNCH = "abc"
+ENDING = Ending(exit_code=0, stopped_by=None, launch=LAUNCH)
+
+
+def write(path, **fields):
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(json.dumps({"launch": LAUNCH, **fields}))
+
+
+def begun(run_dir):
+    (run_dir / "events.jsonl").write_text(json.dumps({"event": "start", "time": 0.0}) + "\n")
+    write(run_dir / "summary.json", completed=True)
+
+
+def test_the_newest_session_is_the_last_without_a_gap(tmp_path):
+    assert newest_session(tmp_path) == session_folder(tmp_path, 1) == tmp_path
+    for number in (2, 3, 5):
+        session_folder(tmp_path, number).mkdir()
+    assert newest_session(tmp_path) == tmp_path / "session-3"
+
+
+def test_a_run_is_complete_once_its_last_session_is(tmp_path):
+    begun(tmp_path)
+    judge(tmp_path, ENDING)
+    assert look(tmp_path, AUTO_RESUME).complete
+    (tmp_path / "session-2").mkdir()
+    with pytest.raises(RunFailed, match=r"did not complete \(mpirun ended with 0\)"):
+        judge(tmp_path, ENDING)
+    assert not look(tmp_path, AUTO_RESUME).complete
+    write(tmp_path / "session-2" / "summary.json", completed=True)
+    judge(tmp_path, ENDING)
+    assert look(tmp_path, AUTO_RESUME).complete
+
+
+@pytest.mark.parametrize("where", [".", "session-2"])
+def test_a_run_that_has_stopped_says_in_which_session(tmp_path, where):
+    begun(tmp_path)
+    write(tmp_path / "session-2" / "events.jsonl")
+    write(tmp_path / where / "stopped.json")
+    with pytest.raises(RunFailed, match="stopped when asked to") as error:
+        judge(tmp_path, ENDING)
+    assert error.value.exit_code == 130
+    assert str(tmp_path / where / "stopped.json") in str(error.value)
+
+
+def test_a_failure_between_two_sessions_is_the_runs(tmp_path):
+    begun(tmp_path)
+    (tmp_path / "session-2").mkdir()
+    write(tmp_path / "failure.json", message="no", exit_code=8)
+    with pytest.raises(RunFailed) as error:
+        judge(tmp_path, ENDING)
+    assert error.value.exit_code == 8
+
+
+class Kept:
+    def __init__(self, folder, heard):
+        self.name, self.heard = folder.name, heard
+
+    def take(self, events):
+        self.heard += [(self.name, event["step"]) for event in events]
+
+    def close(self):
+        self.heard.append((self.name, "closed"))
+
+
+def test_a_watch_goes_on_with_the_events_of_the_next_session(tmp_path):
+    heard = []
+    run = tmp_path / "run"
+    run.mkdir()
+    watch = Watch(run, lambda folder: [Kept(folder, heard)])
+
+    def event(folder, step):
+        with (folder / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"event": "progress", "step": step, "time": 0.0}) + "\n")
+
+    event(run, 1)
+    watch.look()
+    event(run, 2)
+    (run / "session-2").mkdir()
+    event(run / "session-2", 3)
+    watch.look()
+    watch.ended()
+    assert heard == [
+        ("run", 1),
+        ("run", 2),
+        ("run", "closed"),
+        ("session-2", 3),
+        ("session-2", "closed"),
+    ]
