@@ -77,4 +77,4 @@ def test_sentences_name_their_nouns(part):
 
 
 def test_the_measure_counts_pro_forms():
-    assert measure(["What it says of `what`."]) == (50.0, 250.0)
+    assert measure(["What it says of `what`."]) == (40.0, 200.0)
