@@ -15,7 +15,37 @@ import pytest
 from support.paths import ROOT
 
 PRO_FORMS = frozenset(
-    ["what", "which", "whose", "whoever", "whatever", "whichever", "it", "its", "they", "them", "their", "those", "these", "that", "this", "one", "ones", "other", "others", "such", "there", "here", "where", "so", "each", "both", "none", "nobody", "another"]
+    [
+        "what",
+        "which",
+        "whose",
+        "whoever",
+        "whatever",
+        "whichever",
+        "it",
+        "its",
+        "they",
+        "them",
+        "their",
+        "those",
+        "these",
+        "that",
+        "this",
+        "one",
+        "ones",
+        "other",
+        "others",
+        "such",
+        "there",
+        "here",
+        "where",
+        "so",
+        "each",
+        "both",
+        "none",
+        "nobody",
+        "another",
+    ]
 )
 LIMITS = {
     # of the words in percent, and of "what" in 1,000 words. To reach: 7 and 2, the README 5.
