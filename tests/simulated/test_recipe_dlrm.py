@@ -64,8 +64,8 @@ def trained(config: Any, data: CriteoDataset) -> Engine:
     [
         (2, "rowwise_adagrad", "adagrad"),
         (3, "rowwise_adagrad", "sgd"),
-        (2, "sgd", "adam"),
-        (4, "adagrad", "sgd"),
+        pytest.param(2, "sgd", "adam", marks=pytest.mark.drill),
+        pytest.param(4, "adagrad", "sgd", marks=pytest.mark.drill),
         (5, "adam", "adam"),
     ],
 )

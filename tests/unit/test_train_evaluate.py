@@ -5,6 +5,7 @@ The numbers are compared with exact ones.
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -54,15 +55,15 @@ def score(rows: Rows, hosts: tuple[int, ...]) -> Evaluation:
     Rank 0 is the reporter and comes last.
     """
     sent: dict[int, list[torch.Tensor]] = {}
-    said: dict[int, list[torch.Tensor]] = {}
+    said: dict[int, object] = {}
 
     def on(rank: int) -> Evaluation:
         def exchange(outgoing):
             sent.update({rank: tensors for tensors in outgoing.values()})
             return dict(sorted(sent.items()))
 
-        def share(tensors):
-            said[rank] = tensors
+        def gather(value, doing):
+            said[rank] = json.loads(json.dumps(value))
             return dict(sorted(said.items()))
 
         engine = SimpleNamespace(
@@ -80,7 +81,7 @@ def score(rows: Rows, hosts: tuple[int, ...]) -> Evaluation:
                     loss_sum=torch.tensor([12.5], dtype=torch.float64),
                 ),
                 spaces=row_spaces([Table("t", 1, 4)]),
-                transport=SimpleNamespace(exchange=exchange, share=share, agree=lambda flag: True),
+                transport=SimpleNamespace(exchange=exchange, gather=gather),
             ),
             recovery=SimpleNamespace(recovering=nullcontext),
             heed_stop=lambda: None,
