@@ -1,4 +1,4 @@
-"""The `ecrm` command: its subcommands and their options. Imports nothing heavy."""
+"""The `ecrm` command with subcommands and options. Imports nothing heavy."""
 
 from ecrm.cli.commands import main
 

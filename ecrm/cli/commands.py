@@ -1,6 +1,6 @@
 """The `ecrm` command.
 
-It imports nothing heavy until a subcommand needs it, so that --help and errors are instant.
+Heavy modules are imported only when a subcommand runs, so --help and errors are instant.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ SHORTS = (
     (("-k",), "protection.k", "N", "data rows per stripe"),
     (("-m",), "protection.m", "N", "parity rows per stripe"),
 )
-"""Options that stand for a config key: words, key, name of the value, meaning."""
+"""Options short for a config key: words, key, name of the value, meaning."""
 RUN_SCRIPTS = ("train", "launch", "drill")
-"""Commands that take a script, with its arguments after `--`."""
+"""Commands with a script as argument; the script's own arguments come after `--`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. An EcrmError becomes one line on stderr."""
+    """Run a command and return the exit code. An EcrmError becomes a line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a locale may have no letter for a folder's name
             stream.reconfigure(errors="backslashreplace")
@@ -65,13 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return STOPPED_EXIT_CODE
     except BrokenPipeError:
-        # The reader of our output has left: what Python flushes at exit must not raise again.
+        # The reader of our output has left: Python's flush at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE_EXIT_CODE
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The words for ecrm, and those after `--`, which are a script's own."""
+    """The words for ecrm, and the words after `--` for the script."""
     if words[:1] and words[0] in RUN_SCRIPTS and "--" in words:
         at = list(words).index("--")
         return [*words[:at]], tuple(words[at + 1 :])
@@ -79,9 +79,9 @@ def _split(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _hash_alike() -> None:
-    """Begin anew, with a seed of hash() that all ranks have, where this process has its own.
+    """Restart this process with the seed of hash() common to all ranks, if its seed differs.
 
-    `ecrm launch` gives one. A line of mpirun that somebody types may not.
+    `ecrm launch` gives the seed to ranks. A line of mpirun typed by hand may not.
     """
     if os.environ.get(HASH_SEED, "") != (seed := hash_seed(os.environ)):
         environ = {**os.environ, HASH_SEED: seed}
@@ -346,7 +346,7 @@ def _train(args: argparse.Namespace) -> int:
     if config.checkpoints and args.run_dir is None:
         raise UsageError("checkpoints go into the run folder: type --run-dir DIR")
     if args.run_dir is not None and args.resume != AUTO_RESUME:
-        # no rank writes there before all ranks have come to MPI, past this line
+        # no rank writes into the folder before all ranks have reached MPI, past this line
         check_run_dir(args.run_dir)
     cluster = config.cluster
     os.environ.update(thread_environment(config))  # before torch is imported
@@ -373,7 +373,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _trained(args: argparse.Namespace) -> str | Script:
-    """The config or the script that was typed. Raises UsageError."""
+    """The config or script typed by the user. Raises UsageError."""
     name: str = typed_path_text(args.config)
     if is_script(name):
         script = Script(Path(name), args.file, args.arguments)

@@ -1,6 +1,6 @@
 """The commands `ecrm prepare criteo` and `ecrm generate criteo`.
 
-What they need is imported only when one runs.
+Their heavy imports happen only when a command runs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ ZIPF_VALUES = 1_000_000
 
 
 def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the parsers of both commands to what `argparse.ArgumentParser.add_subparsers` returned.
+    """Add the parsers of `prepare` and `generate`.
 
-    Each sets `run`, a function of the parsed arguments that returns the exit code and raises
-    `EcrmError`.
+    `subparsers` comes from `argparse.ArgumentParser.add_subparsers`. The parsers set `run`, a
+    function from parsed arguments to the exit code; `run` raises `EcrmError`.
     """
     kinds = _add_kinds(subparsers, "prepare", "turn click logs into a dataset for training")
     parser = kinds.add_parser(
@@ -105,14 +105,14 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
 def _add_kinds(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, help_text: str
 ) -> argparse._SubParsersAction[argparse.ArgumentParser]:
-    """Add a command and return the subparsers for the kinds of data it works on."""
+    """Add a command and return the subparsers for its kinds of data."""
     return subparsers.add_parser(name, help=help_text).add_subparsers(
         dest="kind", required=True, metavar="KIND"
     )
 
 
 def parse_hash_sizes(text: str) -> list[int]:
-    """Return the numbers of a comma-separated list; raises `UsageError` for what is no number."""
+    """Return the numbers of a comma-separated list; raises `UsageError` for invalid numbers."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
@@ -120,7 +120,7 @@ def parse_hash_sizes(text: str) -> list[int]:
 
 
 def parse_zipf(text: str) -> tuple[float, float]:
-    """Return LOW and HIGH of `LOW:HIGH`; raises `UsageError` for what is not two numbers."""
+    """Return LOW and HIGH of `LOW:HIGH`; raises `UsageError` unless the text has two numbers."""
     try:
         low, high = text.split(":")
         return float(low), float(high)

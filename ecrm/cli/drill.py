@@ -1,4 +1,4 @@
-"""The command `ecrm drill`; what it needs is imported only when it runs."""
+"""The command `ecrm drill`; heavy imports happen only when the command runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def add_parser(
     usage: str,
     trained: Callable[[argparse.Namespace], str | Script],
 ) -> None:
-    """Add the parser of `ecrm drill` to what `argparse.ArgumentParser.add_subparsers` returned.
+    """Add the parser of `ecrm drill`.
 
-    `add_run_options` adds the options it shares with `ecrm launch`: CONFIG, --set, --run-dir,
-    --kill, and for a script --config. `trained` gives what was typed as CONFIG or SCRIPT.py.
+    `commands` comes from `argparse.ArgumentParser.add_subparsers`. `add_run_options` adds the
+    options shared with `ecrm launch`: CONFIG, --set, --run-dir, --kill, and for a script --config.
+    `trained` returns the config or script typed as CONFIG or SCRIPT.py.
     """
     parser = commands.add_parser(
         "drill",
@@ -27,7 +28,7 @@ def add_parser(
         usage=usage,
     )
     add_run_options(parser)
-    # Taken as text, so that a wrong value is one line like that of any other option here.
+    # Parsed later from text, so a wrong value gives a one-line error, as for every option.
     parser.add_argument(
         "--mtbf",
         metavar="SECONDS",

@@ -1,4 +1,4 @@
-"""`ecrm simulate`: fault schedules by the thousand on the real engine, or one of them again."""
+"""`ecrm simulate`: thousands of fault schedules on the real engine, or a single one again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _run(args: argparse.Namespace) -> int:
     seeds = range(0) if args.seeds is None else _range(args.seeds)
     if args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: at least 1")
-    # kernels of an imitated GPU are interpreted; what triton is when it is imported, it stays
+    # kernels of an imitated GPU are interpreted; triton reads the variable only at its import
     os.environ["TRITON_INTERPRET"] = "1"
     from ecrm.simulate.schedule import SUITES, parse_seed
 
@@ -80,7 +80,7 @@ def _range(text: str) -> range:
 
 
 def _replay(seed: int, suite: str) -> None:
-    """Run one schedule and print what it was and what became of it; raises SimulationFailed."""
+    """Run a schedule, and print the schedule and the outcome; raises SimulationFailed."""
     from ecrm.simulate.schedule import draw
 
     print(f"{suite} seed {seed}: {draw(seed, suite)}")

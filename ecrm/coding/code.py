@@ -1,7 +1,7 @@
 """A systematic Reed-Solomon code over bytes: encoding, decoding, and finding a wrong unit.
 
 Legend: k data units and m parity units per stripe; t counts parity units, d counts data units.
-(ISA-L writes m for what is k + m here.)
+(ISA-L writes m for k + m.)
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _CACHED_DECODE_MATRICES = 4096
 
 
 class ReedSolomon:
-    """k data units and m parity units of equal length; any k of the k + m give back all others.
+    """k data units and m parity units of equal length; any k of the k + m give back the rest.
 
     Units are numbered 0..k-1 (data) and k..k+m-1 (parity). m = 0 is valid and protects nothing.
-    Parity bytes equal the payload that pyeclib gives for the same data with `isa_l_rs_vand` (m <=
-    3) or `isa_l_rs_cauchy` (m > 3). This class is the plain numpy definition; `ecrm.kernels.decode`
-    and `ecrm.kernels.parity_apply` are the fast routines that are tested against it.
+    Parity bytes equal the payload of pyeclib for the same data with `isa_l_rs_vand` (m <= 3) or
+    `isa_l_rs_cauchy` (m > 3). The class is the plain numpy definition; `ecrm.kernels.decode` and
+    `ecrm.kernels.parity_apply` are the fast routines, tested against the class.
 
     Raises ValueError for k < 1, m < 0 or k + m > 255; every other (k, m) decodes all losses of up
     to m units.
@@ -55,9 +55,9 @@ class ReedSolomon:
     def decode_matrix(self, present: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
         """The uint8 [len(wanted), k] matrix M with `wanted_w = XOR_i M[w, i] * present_i`.
 
-        `present` is k different unit numbers in the order in which their bytes will be given;
-        `wanted` may name any unit, parity included. The result is cached and read-only.
-        Raises ValueError for unit numbers out of range, repeated, or not k of them.
+        `present` is k different unit numbers in the order of the bytes to be given; `wanted` may
+        name any unit, parity included. The result is cached and read-only. Raises ValueError for
+        unit numbers out of range, and for `present` numbers repeated or not k in number.
         """
         key = (tuple(present), tuple(wanted))
         found = self._decode_matrices.get(key)
@@ -74,11 +74,11 @@ class ReedSolomon:
     def reconstruct(
         self, units: Mapping[int, np.ndarray], wanted: Sequence[int]
     ) -> dict[int, np.ndarray]:
-        """The bytes uint8 [n] of the wanted units from at least k others, {unit number: uint8 [n]}.
+        """The bytes, uint8 [n], of the wanted units from k `units` or more, {number: uint8 [n]}.
 
-        Of more than k units the k lowest numbers are used: data units need no arithmetic to be
-        copied. Raises ValueError for fewer than k units, unequal lengths, or unit numbers out of
-        range.
+        Of more than k units the k lowest numbers are used: copying data units needs no arithmetic.
+        Raises ValueError for fewer than k units, used units not uint8 vectors of one length, or
+        unit numbers out of range.
         """
         if len(units) < self.k:
             raise ValueError(
@@ -134,13 +134,14 @@ def _apply(rows: np.ndarray, units: list[np.ndarray]) -> np.ndarray:
 def find_wrong_unit(
     coefficients: np.ndarray, syndromes: np.ndarray
 ) -> tuple[int, np.ndarray] | None:
-    """The one unit that is wrong, and its error, uint8 [n]; None where that cannot be told.
+    """The wrong unit of a stripe, and the unit's error, uint8 [n]; `None` if unknown.
 
     XOR of the unit with the error makes the stripe whole.
 
-    `coefficients`, uint8 [m, k], are the code's; `syndromes`, uint8 [m, n], are each parity XOR
-    what the data encodes to, not all zero. One unit is taken to be wrong: with m >= 2 it is always
-    told, since any two whole stripes differ in m + 1 units or more; with m = 1 never.
+    `coefficients`, uint8 [m, k], are the code's; `syndromes`, uint8 [m, n], are parity as held XOR
+    parity encoded from the data, not all zero. A single unit is taken to be wrong. With m >= 2 the
+    unit is always found, since any two whole stripes differ in m + 1 units or more; with m = 1
+    never.
     """
     m, k = coefficients.shape
     wrong = np.flatnonzero(syndromes.any(axis=1))
@@ -162,15 +163,15 @@ def find_wrong_unit(
 def make_coefficients(k: int, m: int) -> np.ndarray:
     """The uint8 [m, k] matrix C with `parity_t = XOR_d C[t, d] * data_d`.
 
-    m <= 3: `(2^t)^d`, the Vandermonde matrix of ISA-L's `gf_gen_rs_matrix`; its first row is all
+    m <= 3: `(2^t)^d`, the Vandermonde matrix of ISA-L's `gf_gen_rs_matrix`; the first row is all
     ones, so the first parity is a plain XOR. m > 3: `1 / ((k + t) XOR d)`, the Cauchy matrix of
     ISA-L's `gf_gen_cauchy1_matrix`.
 
-    Both decode every loss of m units, that is, every square part has an inverse: of a Cauchy matrix
-    always; of three Vandermonde rows because x = 2^d is non-zero and different for each d < 255,
-    and so is x^2 (squaring is one-to-one in this field). With a fourth row that ends (x^3 is not
-    one-to-one), hence the limit of 3. Raises ValueError where k or m is out of range: such a matrix
-    could not decode.
+    The two matrices decode every loss of m units, because every square part has an inverse: in a
+    Cauchy matrix always; in three Vandermonde rows because x = 2^d is non-zero and different for
+    each d < 255, and x^2 too (squaring is one-to-one in the field). A fourth row has parts without
+    an inverse (x^3 is not one-to-one), hence the limit of 3. Raises ValueError if k or m is out of
+    range: the matrix could not decode.
     """
     if k < 1 or m < 0 or k + m > LARGEST_STRIPE:
         raise ValueError(

@@ -1,8 +1,8 @@
 """The field GF(2^8) with polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11d), and matrices over it.
 
-ISA-L and most storage codes use this polynomial. Addition is XOR. Multiplication is carry-less
-multiplication modulo the polynomial. The element 2 generates all 255 non-zero elements, which gives
-logarithms.
+ISA-L and most storage codes use the same polynomial. Addition is XOR. Multiplication is carry-less
+multiplication modulo the polynomial. The element 2 generates all 255 non-zero elements, so
+logarithms exist.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _products() -> np.ndarray:
 
 
 EXP = _powers_of_two()
-"""uint8 [510]: `EXP[i]` is `2^i`, written twice so that a sum of two logarithms needs no modulo."""
+"""uint8 [510]: `EXP[i]` is `2^i`, written twice: a sum of two logarithms needs no modulo."""
 
 LOG = np.zeros(256, dtype=np.int64)
 """int64 [256]: `2^LOG[a] == a` for a >= 1. `LOG[0]` has no meaning."""
@@ -50,7 +50,7 @@ def multiply(a: int, b: int) -> int:
 
 
 def inverse(a: int) -> int:
-    """The element that times `a` is 1. Raises ZeroDivisionError for 0."""
+    """The element x with `a * x = 1`. Raises ZeroDivisionError for 0."""
     if a == 0:
         raise ZeroDivisionError("0 has no inverse in GF(2^8)")
     return int(EXP[ORDER - LOG[a]])
@@ -66,7 +66,7 @@ def power(a: int, exponent: int) -> int:
 def invert_matrix(matrix: np.ndarray) -> np.ndarray:
     """The inverse of a square uint8 matrix, by Gauss-Jordan elimination.
 
-    Raises ValueError if there is none.
+    Raises ValueError for a matrix not square or without an inverse.
     """
     size = matrix.shape[0]
     if matrix.shape != (size, size):

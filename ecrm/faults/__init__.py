@@ -1,1 +1,1 @@
-"""Faults that are injected on purpose. Light until one is due."""
+"""Faults injected on purpose. Imports nothing heavy until a fault is due."""

@@ -1,4 +1,4 @@
-"""testing.flip: its text, and the hook that flips one bit of this rank's memory.
+"""testing.flip: the text of the config key, and the hook flipping a bit in this rank's memory.
 
 The text is checked with the rest of a config, so torch is imported only when a bit is to flip.
 """
@@ -21,9 +21,9 @@ KINDS = ("row", "state", "parity")
 
 @dataclass(frozen=True)
 class Flip:
-    """One bit flips on `rank` in `step`, after the updates of the step.
+    """A bit flip on `rank` in `step`, after the updates of the step.
 
-    `kind` says where: in a data row, its optimizer state, or a parity row.
+    `kind` is the place of the bit: a data row, its optimizer state, or a parity row.
     """
 
     rank: int
@@ -32,16 +32,16 @@ class Flip:
 
 
 def parse_flip(text: str) -> Flip | None:
-    """RANK@STEP:KIND; None for anything else."""
+    """Parse RANK@STEP:KIND; return `None` for a text of a different form."""
     match = re.fullmatch(rf"([0-9]{{1,18}})@([0-9]{{1,18}}):({'|'.join(KINDS)})", text)
     return Flip(int(match[1]), int(match[2]), match[3]) if match else None
 
 
 class FlipSwitch:
-    """A phase hook that flips one bit, once, when the `dense` phase of the step begins.
+    """A phase hook flipping a bit, once, at the first `dense` phase from the step on.
 
-    Rows and parity have their updates by then. Of the first row space on the rank's first shard,
-    the last row (or parity row) that was ever updated is hit.
+    Rows and parity have their updates by then. The bit is in the last row (or parity row) ever
+    updated, of the first row space on the rank's first shard.
     """
 
     def __init__(self, flip: Flip | None, rank: int) -> None:
@@ -49,7 +49,7 @@ class FlipSwitch:
         self._engine: Engine | None = None
 
     def watch(self, engine: Engine) -> None:
-        """The engine whose memory is meant."""
+        """Set the engine with the memory to change."""
         self._engine = engine
 
     def __call__(self, step: int, phase: str) -> None:
@@ -63,15 +63,15 @@ class FlipSwitch:
 
 
 def flip_bit(engine: Engine, shard: int, kind: str) -> None:
-    """Flip one bit in the shard's first row space.
+    """Flip a bit in the shard's first row space.
 
-    It is in the last row (or parity row) that was ever updated, or in the last one if none was.
+    The bit is in the last row (or parity row) ever updated; without updates, in the last row.
     """
     import torch
 
     key = (shard, 0)
     if kind == "parity":
-        # which protections have it is checked with the config
+        # checking the config made sure of a protection with parity
         target = getattr(engine.state.protection, "parity")[key].records  # noqa: B009
         _flip_in(target, _last_nonzero(target))
         return

@@ -1,4 +1,4 @@
-"""testing.gpu_fault: its text, and the hook that has the imitated GPU of a rank fail."""
+"""testing.gpu_fault: the text of the config key, and the hook letting an imitated GPU fail."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ KINDS = ("memory", "lost", "hang")
 
 @dataclass(frozen=True)
 class GpuFault:
-    """The GPU of `rank` fails when `phase` begins at `step`.
+    """A failure of the GPU of `rank` when `phase` begins at `step`, or first begins after `step`.
 
-    `kind`: it has no memory left, is lost, or never comes to an end with what it is given.
+    `kind`: the GPU has no memory left, is lost, or hangs in every operation.
     """
 
     rank: int
@@ -24,7 +24,7 @@ class GpuFault:
 
 
 def parse_gpu_fault(text: str) -> GpuFault | None:
-    """RANK@STEP:PHASE:KIND; None for anything else."""
+    """Parse RANK@STEP:PHASE:KIND; return `None` for a text of a different form."""
     match = re.fullmatch(
         rf"([0-9]{{1,18}})@([0-9]{{1,18}}):({'|'.join(PHASES)}):({'|'.join(KINDS)})", text
     )
@@ -32,7 +32,7 @@ def parse_gpu_fault(text: str) -> GpuFault | None:
 
 
 class GpuFaultSwitch:
-    """A phase hook after which the imitated GPU of this rank fails, whatever it is asked for."""
+    """A phase hook; after the scheduled phase begins, every use of the imitated GPU fails."""
 
     def __init__(self, fault: GpuFault | None, rank: int) -> None:
         self._fault = fault if fault is not None and fault.rank == rank else None

@@ -1,4 +1,4 @@
-"""Scheduled kills: in a phase of a step a rank sends itself SIGKILL, or waits for the drill's."""
+"""Scheduled kills: in a phase of a step a rank kills itself, or waits for SIGKILL from a drill."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ PHASES = (
 )
 
 PHASES_OF_SCRIPTS = tuple(phase for phase in PHASES if phase != "backward")
-"""Those that a script's run has: its own code, forward and backward, is one phase, `forward`."""
+"""Phases of a script's run: the script's own code, forward and backward, is the phase `forward`."""
 
 KILLED_FROM_OUTSIDE = "ECRM_KILLED_FROM_OUTSIDE"
-"""Environment variable that makes ranks wait for their scheduled kills.
+"""Environment variable for making ranks wait for scheduled kills.
 
-`ecrm drill` sets it, and kills the ranks.
+`ecrm drill` sets the variable, and kills the ranks.
 """
 
 KILL_DUE = "kill_due"
-"""The event with which a rank says that it waits to be killed."""
+"""The event of a rank waiting to be killed."""
 
 WAIT_SECONDS = 20.0
-"""How long a rank waits. Then it goes on, and the kill has not happened."""
+"""Longest wait of a rank for a kill. Then the rank goes on, and the kill has not happened."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """`rank` dies when `phase` begins at `step`, or at the first later step that has that phase.
+    """`rank` dies when `phase` begins at `step`, or at the first later step with the phase.
 
     With a commit interval not every step has `parity`, `scrub` and `commit`; `repair`, `recover`,
-    `reshape` and `rollback` begin only while there is something to do, `scrub` only with
+    `reshape` and `rollback` begin only while work of the kind is left, `scrub` only with
     protection.scrub_rows_per_step and nothing rebuilding; `checkpoint` as a checkpoint begins,
-    `manifest` on all ranks as it is about to count.
+    `manifest` on all ranks just before the checkpoint counts.
     """
 
     rank: int
@@ -67,7 +67,7 @@ class Kill:
 
 
 def parse_kill(text: str) -> Kill:
-    """RANK@STEP[:PHASE]; raises UsageError for anything else."""
+    """Parse RANK@STEP[:PHASE]; raises UsageError for a text of a different form."""
     match = re.fullmatch(r"([0-9]{1,18})@([0-9]{1,18})(?::(\w+))?", text)
     if not match:
         raise UsageError(
@@ -80,7 +80,7 @@ def parse_kill(text: str) -> Kill:
 
 
 def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
-    """Raise UsageError for a kill that names a rank or step outside the run."""
+    """Raise UsageError for a kill with a rank or step outside the run."""
     check_ranks(kills, world_size)
     for kill in kills:
         last = (
@@ -93,7 +93,7 @@ def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
 
 
 def check_script_kills(kills: Sequence[Kill], world_size: int) -> None:
-    """Raise UsageError for a kill that no run of a script on so many ranks can have."""
+    """Raise UsageError for a kill not possible in a script's run on `world_size` ranks."""
     check_ranks(kills, world_size)
     for kill in kills:
         if kill.phase not in PHASES_OF_SCRIPTS:
@@ -104,7 +104,7 @@ def check_script_kills(kills: Sequence[Kill], world_size: int) -> None:
 
 
 def unfired(kills: Sequence[Kill], died_in: Mapping[int, int]) -> dict[Kill, str]:
-    """The scheduled kills that did not happen, and why; `died_in` is the step of each death."""
+    """The scheduled kills not carried out, with reasons; `died_in` is the step of death by rank."""
     found = {}
     for kill in kills:
         if kill.rank not in died_in:
@@ -115,7 +115,7 @@ def unfired(kills: Sequence[Kill], died_in: Mapping[int, int]) -> dict[Kill, str
 
 
 def check_ranks(kills: Sequence[Kill], world_size: int) -> None:
-    """Raise UsageError for a kill that names a rank outside the run."""
+    """Raise UsageError for a kill with a rank outside the run."""
     for kill in kills:
         if kill.rank >= world_size:
             raise UsageError(
@@ -124,11 +124,11 @@ def check_ranks(kills: Sequence[Kill], world_size: int) -> None:
 
 
 class KillSwitch:
-    """Ends this rank at its scheduled kills, each of which happens once.
+    """Ends this rank at its scheduled kills; every kill happens once.
 
-    `before(kill, step)` is called just before. Where `environ` says that kills come from outside,
-    `write` gets the event that the kill is due instead, and the rank waits in that phase until it
-    is killed.
+    `before(kill, step)` is called just before SIGKILL. If `environ` has KILLED_FROM_OUTSIDE,
+    `write` gets the event of the due kill instead, and the rank waits in the phase, at most
+    WAIT_SECONDS, until killed.
     """
 
     def __init__(

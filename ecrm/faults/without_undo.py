@@ -1,4 +1,4 @@
-"""An engine that takes nothing back: the fault that shows what undoing is for."""
+"""An engine without undo: a fault for showing the need for the undo log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def leave_updates_in_place(engine: Engine) -> None:
-    """From now on a recovery keeps what was not committed, so that the model becomes wrong."""
+    """Let recoveries keep uncommitted updates from now on, so the model becomes wrong."""
     state = engine.state
 
     def keep() -> None:

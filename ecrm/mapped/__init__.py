@@ -1,1 +1,1 @@
-"""State in memory-mapped files that are valid after any kill, for `protection.name = "mapped"`."""
+"""State in memory-mapped files, valid after any kill, for `protection.name = "mapped"`."""

@@ -1,4 +1,4 @@
-"""A dense replica's state of the last two commits, in two files that are written in turn."""
+"""A dense replica's state of the last two commits, in two files written in turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEVER = -1
 
 
 class DenseFile:
-    """The files NAME.words, NAME.dense0 and NAME.dense1 in a folder, made where they are missing.
+    """The files NAME.words, NAME.dense0 and NAME.dense1 in a folder, made if missing.
 
     `written_bytes` counts the states written. Raises OSError.
     """
@@ -35,11 +35,11 @@ class DenseFile:
 
     @property
     def steps(self) -> set[int]:
-        """Steps whose dense state is here."""
+        """Steps with a dense state in the files."""
         return {self._words["step0"], self._words["step1"]} - {NEVER}
 
     def keep(self, step: int, state: Sequence[Tensor], committed: int) -> None:
-        """Write the state of `step`, as exported; that of `committed` stays."""
+        """Write the state of `step`, as exported; the state of `committed` stays."""
         slot = 1 if self._words["step0"] == committed else 0
         self._words[f"step{slot}"] = NEVER
         self._words[f"tensors{slot}"] = len(state)
@@ -53,9 +53,9 @@ class DenseFile:
         self._flush()
 
     def state(self, step: int) -> list[Tensor]:
-        """The state of `step`. Raises DataError when the file cannot be read as one."""
+        """The state of `step`. Raises DataError if the file has no readable state."""
         slot = 0 if self._words["step0"] == step else 1
-        # one for both in files of earlier versions
+        # files of earlier versions have a common count
         file, count = self._slots[slot], self._words[f"tensors{slot}"] or self._words["tensors"]
         data = BytesIO(read_at(file, os.fstat(file.fileno()).st_size, 0))
         tensors = []

@@ -1,4 +1,4 @@
-"""Reading and writing at a place of a file, whole or not at all, and the words of a shard's file.
+"""Read and write bytes at a place of a file, all or an error, and the words of a shard's file.
 
 Light: no numpy.
 """
@@ -17,14 +17,14 @@ SHARD_WORDS = ("committed", "prepared", "base0", "length0", "base1", "length1", 
 
 
 def open_file(path: Path) -> FileIO:
-    """The file, made where it is not there, for reading and writing. Raises OSError."""
+    """Open a file for reading and writing; make a missing file. Raises OSError."""
     return FileIO(
         path, "r+", opener=lambda name, flags: os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
     )
 
 
 def write_at(file: FileIO, data: bytes, at: int, durable: bool) -> None:
-    """Write all of it; with `durable` it is on the device on return. Raises OSError."""
+    """Write all of `data`; with `durable`, to the device before the return. Raises OSError."""
     left = memoryview(data)
     while left:
         written = os.pwrite(file.fileno(), left, at)
@@ -43,7 +43,7 @@ def sync(path: Path) -> None:
 
 
 def read_at(file: FileIO, size: int, at: int) -> bytes:
-    """All of `size` bytes. Raises OSError, and DataError where the file ends before."""
+    """Read all `size` bytes. Raises OSError, and DataError if the file ends before."""
     pieces, end = [], at + size
     while at < end:
         piece = os.pread(file.fileno(), end - at, at)
@@ -55,7 +55,7 @@ def read_at(file: FileIO, size: int, at: int) -> bytes:
 
 
 def read_words(path: Path) -> dict[str, int]:
-    """Raises OSError, and ValueError for a file that is too short."""
+    """The words of a shard's file by name. Raises OSError, and ValueError for too short a file."""
     data = path.read_bytes()
     if len(data) < 8 * len(SHARD_WORDS):
         raise ValueError(f"{path}: {len(data)} bytes are too few")

@@ -1,15 +1,15 @@
 """One shard's rows of one row space in a memory-mapped file, and journals to undo updates.
 
-Rows are updated where they lie. Before an update their old records go to the journal of the last
-commit. If a kill leaves part of an update behind, the old records overwrite it. Two journals take
+Rows are updated in place. Before an update the old records go to the journal of the last commit.
+If a kill leaves part of an update behind, the old records overwrite the part. Two journals take
 turns. The journal of the commit before is kept, because a rank may have seen a commit that the
-others never will.
+other ranks will never see.
 
-Order of writes, each of which must be in the file before the next begins:
+Order of writes; every write must be in the file before the next begins:
   note      old records to the journal, then its length; then the caller updates the rows
   prepare   `prepared` = the step, once every update of the step is in
   commit    the older journal's length = 0, its base = the step, then `committed` = the step
-What is mapped or written belongs to the system, so program order is enough to survive the death of
+Mapped and written bytes belong to the system, so program order is enough to survive the death of
 every process. To survive the death of the machine, `durable` waits for the device between writes.
 """
 
@@ -37,9 +37,9 @@ _WORDS = dict(zip(SHARD_WORDS, (0, 0, 0, 0, NEVER, 0, 0), strict=True))
 class ShardFile:
     """The files NAME.rows, NAME.words, NAME.journal0 and NAME.journal1 in a folder.
 
-    They are made where they are missing. `allocate` gives a store its memory, in the order in which
-    it is asked for. Commits are named by their step. `written_bytes` counts what this object wrote
-    to journals and rows, without the few words. Raises OSError.
+    Missing files are made. `allocate` gives a store its memory, piece after piece in the order of
+    the calls. Commits are named by step. `written_bytes` counts the bytes written by the object to
+    journals and rows, without the few words. Raises OSError.
     """
 
     def __init__(self, folder: Path, name: str, durable: bool) -> None:
@@ -54,12 +54,12 @@ class ShardFile:
 
     @property
     def committed(self) -> int:
-        """Step of the last commit that this file has seen."""
+        """Step of the last commit seen by the file."""
         return self._words["committed"]
 
     @property
     def prepared(self) -> int:
-        """Step that the rows are of, if it is complete: `committed`, or the one after."""
+        """Last step known to be complete in the rows: `committed`, or the commit after."""
         return max(self._words["prepared"], self.committed)
 
     @property
@@ -67,7 +67,7 @@ class ShardFile:
         return self._words["length0"] + self._words["length1"]
 
     def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        """The next piece of the file: zeros, and no space taken, where nothing was ever written."""
+        """The next piece of the file; parts never written are zeros and take no space."""
         size = max(math.prod(shape) * np.dtype(dtype).itemsize, 1)
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._words["bytes"] < self._end + whole:  # new
@@ -83,7 +83,7 @@ class ShardFile:
         return torch.from_numpy(np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape))
 
     def note(self, rows: Tensor, records: Tensor) -> None:
-        """Keep the records, uint8 [R, B], of local rows, int64 [R], that are to be updated next."""
+        """Keep the records, uint8 [R, B], of local rows, int64 [R], to be updated next."""
         slot = self._slot_of(self.committed)
         entry = (
             np.array([rows.numel()], "<i8").tobytes()
@@ -97,13 +97,13 @@ class ShardFile:
         self._flush_words()
 
     def prepare(self, step: int) -> None:
-        """Every update up to `step` is in the rows."""
+        """Note: every update up to `step` is in the rows."""
         self._flush_rows()
         self._words["prepared"] = step
         self._flush_words()
 
     def commit(self, step: int) -> None:
-        """All ranks have agreed on `step`."""
+        """Note: all ranks have agreed on `step`."""
         slot = 1 - self._slot_of(self.committed)
         self._words[f"length{slot}"] = 0
         self._words[f"base{slot}"] = step
@@ -112,10 +112,10 @@ class ShardFile:
         self._flush_words()
 
     def go_to(self, step: int, store: Store) -> None:
-        """Bring this file and `store`, which lies in it, to the commit of `step`.
+        """Bring the file, and with the file the mapped `store`, to the commit of `step`.
 
-        `step` is the last commit that the file has seen, the one before or the one after. The call
-        may be cut off and done again. Raises DataError when the file cannot be brought there.
+        `step` is the last commit seen by the file, the commit before or the commit after. The call
+        may be cut off and repeated. Raises DataError if the file cannot get to `step`.
         """
         if step > self.committed:
             if self.prepared < step:
@@ -132,7 +132,7 @@ class ShardFile:
                 f"{self.path}: rows of step {self.committed} cannot go back to step {step}: "
                 "not files of one run"
             )
-        # first: from here on the rows are no longer those of a later one
+        # first: from now on the rows are no longer the rows of a later step
         self._words["prepared"] = step
         self._flush_words()
         for slot in slots:
@@ -147,7 +147,7 @@ class ShardFile:
         self._flush_words()
 
     def start_at(self, step: int) -> None:
-        """The rows, whatever they were, are now those of commit `step`, and cannot go back."""
+        """Declare the present rows, of any origin, the rows of commit `step`; no undo."""
         self.prepare(step)
         self.commit(step)
 
@@ -155,7 +155,7 @@ class ShardFile:
         return 0 if self._words["base0"] == step else 1
 
     def _entries(self, slot: int, record_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """What the journal of a slot holds, oldest first."""
+        """(rows, old records) in the journal of a slot, oldest first."""
         data = read_at(self._journals[slot], self._words[f"length{slot}"], 0)
         at = 0
         while at < len(data):

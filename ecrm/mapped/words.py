@@ -1,4 +1,4 @@
-"""A few integers in a file, each changed by one store, which no kill can tear."""
+"""A few integers in a file. A change is a single store, so no kill can tear an integer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Words:
     """Named int64 words, mapped from one page of a file.
 
     A change is in the file at once, and on the device once `flush` returns. A new file gets
-    `initial` and its name in one step; for an existing file `initial` only says the names. With
-    `durable` the new file is then on the device. Names made in its folder earlier are there before
-    its own. Raises OSError.
+    `initial` and its name in one step; for an existing file `initial` only gives the names of
+    words. With `durable` a new file is then on the device, and names made earlier in the folder are
+    on the device before. Raises OSError.
     """
 
     def __init__(self, path: Path, initial: dict[str, int], durable: bool) -> None:
@@ -46,7 +46,7 @@ class Words:
         self._words[self._names[name]] = value
 
     def flush(self) -> None:
-        """Wait until what was changed is on the device."""
+        """Wait until all changes are on the device."""
         self._map.flush()
 
 

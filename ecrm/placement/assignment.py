@@ -1,4 +1,4 @@
-"""Where roles are at the undisturbed start, and how shards are spread over failure domains.
+"""The roles of ranks at the undisturbed start, and the spread of shards over failure domains.
 
 Shards are spread anew when the ranks left can no longer keep the members of a stripe apart.
 """
@@ -27,12 +27,13 @@ def initial_view(
 ) -> View:
     """View of an undisturbed start.
 
-    `domains[rank]` is each rank's failure domain, by default the rank itself.
+    `domains[rank]` is the failure domain of a rank, by default the rank itself.
 
-    `dedicated`: `shape.shards` ranks host a shard each, `trainers` others run the slots;
-    `colocated`: the host of shard i runs trainer i's slots. With every rank a domain of its own
-    these are ranks 0, 1, 2, ... in that order. Slots go round the trainers. `dense_replicas`
-    domains hold the dense replica: those of the trainers, then others. Raises CannotKeepApart.
+    `dedicated`: `shape.shards` ranks host a shard each, `trainers` further ranks run the slots;
+    `colocated`: the host of shard i runs trainer i's slots. If every rank is a domain of its own,
+    shards and then trainers are on ranks 0, 1, 2, ... in order. Slots rotate over the trainers. At
+    least `dense_replicas` domains hold the dense replica: the trainers' domains, then further
+    domains. Raises CannotKeepApart.
     """
     servers = shape.shards
     world = (servers + trainers if layout == "dedicated" else max(servers, trainers)) + spares
@@ -62,13 +63,13 @@ def initial_view(
 def spread_shards(
     shape: StripeShape, ranks: Sequence[int], domains: Mapping[int, int] | Sequence[int]
 ) -> tuple[int, ...]:
-    """A rank for each shard, each rank once, members of a stripe in different failure domains.
+    """A rank for each shard, no rank twice, members of a stripe in different failure domains.
 
-    Two shards share a stripe when they are fewer than k + m apart on the circle of shards. The
-    circle is cut into as few arcs, equal to within one, as the domains can fill one shard each;
-    shard p of every arc goes to the p-th domain, so shards of a domain are at least an arc apart.
-    No placement needs fewer domains; one that uses domains of unequal size better may exist. Raises
-    CannotKeepApart.
+    Two shards share a stripe if fewer than k + m apart on the circle of shards. The circle is cut
+    into the fewest arcs, equal to within one shard, with no more shards in an arc than domains.
+    Shard p of every arc goes to the p-th largest domain, so shards of a domain are at least an arc
+    apart. No placement needs fewer domains; a placement with better use of domains of unequal size
+    may exist. Raises CannotKeepApart.
     """
     by_domain: dict[int, list[int]] = {}
     for rank in ranks:
@@ -94,15 +95,16 @@ def spread_shards(
 
 
 def _domains_needed(shape: StripeShape) -> int:
-    """Fewest failure domains that keep the members of every stripe apart."""
+    """Fewest failure domains for keeping the members of every stripe apart."""
     return -(-shape.shards // (shape.shards // shape.width))
 
 
 def plan_reshape(view: View, shape: StripeShape) -> tuple[StripeShape, View] | None:
-    """Stripes and view that keep members apart again, on the hosts of today and the spares.
+    """Stripes and view with members apart again, on the present hosts and the spares.
 
-    The largest k up to the present one that keeps m, then the most shards. None when members are
-    apart already, or when fewer than m + 2 ranks (or failure domains) are left to lay stripes over.
+    The largest k up to the present k, with the same m, then the most shards. `None` if m is 0, if
+    members are apart already, or if fewer than m + 2 ranks (or failure domains) are left for
+    stripes; for k = 1, fewer than m + 1.
     """
     if not shape.m or keeps_apart(view, shape):
         return None

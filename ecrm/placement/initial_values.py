@@ -1,4 +1,4 @@
-"""What rows of a table are before their first update."""
+"""The values of a table's rows before the first update."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WINDOW_BYTES = 16 << 20
-"""Values in a file are read to their digest in pieces of so many bytes."""
+"""Bytes of values read from a file at a time for the digest."""
 
 
 @dataclass(frozen=True)
 class Uniform:
     """Numbers from `low` to `high`, by the same hash of (seed, table, row, column) as the default.
 
-    Raises UsageError where there are none.
+    Raises UsageError for bounds not finite or in the wrong order.
     """
 
     low: float
@@ -39,15 +39,15 @@ class Uniform:
 
 @dataclass(frozen=True)
 class InitFunction:
-    """What `function` writes into a row, float32 [1, dim], zeros before, as TorchRec's `init_fn`.
+    """Values that `function` writes into zeros, float32 [1, dim], as TorchRec's `init_fn` does.
 
-    It is called for each row by itself, with torch's generator seeded for that row, so that it does
-    not matter who holds the row. So a function that looks at the shape, such as `xavier_uniform_`,
-    sees one row, not the table. It must draw from torch's own generator alone, which others must
-    not use meanwhile; afterwards that is as it was. What it returns is not looked at.
+    `function` is called for every row alone, with torch's generator seeded for the row, so the
+    holder of the row makes no difference. A function using the shape, such as `xavier_uniform_`,
+    sees one row, not the table. `function` must draw from torch's own generator alone. Nothing else
+    may use the generator meanwhile; its state is restored afterwards. The return value is ignored.
 
-    A call takes some 13 microseconds where the hash takes 0.2. It is made whenever a row is asked
-    for that no step has updated yet.
+    A call takes some 13 microseconds, the hash takes 0.2. Every request for a row without any
+    update so far makes a call.
     """
 
     function: Callable[[Tensor], object]
@@ -55,7 +55,7 @@ class InitFunction:
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """The values themselves, float32 [rows, dim]: the same on every rank, which keeps them."""
+    """Given values, float32 [rows, dim]: every rank keeps the same values."""
 
     values: Tensor
 
@@ -71,12 +71,11 @@ class Values:
 
 @dataclass(frozen=True, eq=False)
 class FileValues:
-    """Values that lie in a file, mapped, float32 [rows, dim]: read when they are asked for.
+    """Values in a mapped file, float32 [rows, dim], read on request.
 
-    `source` is the file, which every rank sees.
-    `digest` is that of `digest_of_windows`, "" as long as nobody has read all of them. `opened` is
-    the file, None where nobody looks whether it has changed. `others` are the values as the file
-    has them under other names of the table.
+    `source` is the file, seen by every rank. `digest` is from `digest_of_windows`, "" before all
+    values were read. `opened` is the file, `None` if changes of the file are not looked for.
+    `others` are the values stored in the file under other names of the table.
     """
 
     values: Tensor
@@ -87,7 +86,7 @@ class FileValues:
 
     @property
     def windows(self) -> range:
-        """The first rows of the windows in which values are read to their digest."""
+        """The first rows of all windows, the pieces of values read for the digest."""
         return range(0, len(self.values), self._window_rows)
 
     @property
@@ -95,14 +94,14 @@ class FileValues:
         return max(1, WINDOW_BYTES // max(1, self.values[:1].nbytes))
 
     def window_digest(self, first: int) -> str:
-        """SHA-256 of the window that begins with row `first`. Raises DataError as `read` does."""
+        """SHA-256 of the window beginning with row `first`. Raises DataError as `read` does."""
         return _digest(self.read(slice(first, first + self._window_rows)))
 
     def read(self, rows: Tensor | slice) -> Tensor:
         """The values of rows, float32 [R, dim].
 
-        Raises DataError where the file has changed since it was opened. A file that is cut short
-        while it is read ends the process.
+        Raises DataError if the file has changed since the opening. Cutting the file short during a
+        read ends the process.
         """
         self._check()
         found = self.values[rows]
@@ -115,7 +114,7 @@ class FileValues:
 
 
 def digest_of_windows(digests: Iterable[str]) -> str:
-    """The digest of values by those of their windows, in order."""
+    """The digest of values from the digests of all windows, in order."""
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The optimizers of embedding rows, with their numbers."""
+"""The optimizers of embedding rows, with learning rates and other numbers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ NAMES = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
 @dataclass(frozen=True)
 class SparseOptimizer:
-    """How rows are updated: `sgd`, `rowwise_adagrad`, `adagrad` or `adam`, and its numbers.
+    """The optimizer of rows: `sgd`, `rowwise_adagrad`, `adagrad` or `adam`, with its numbers.
 
-    Only rows that a step has gradients for are updated, as sparse optimizers do. So `weight_decay`
-    shrinks those alone, and the moments of `adam` stay as they are in steps without the row. The
-    step that `adam` corrects its moments by is the run's, the same for all rows.
+    A step updates only rows with gradients, as sparse optimizers do. So `weight_decay` shrinks only
+    rows with gradients, and the moments of `adam` do not change in steps without the row. `adam`
+    corrects moments by the step of the run, the same for all rows.
 
     `betas` are of `adam`, `epsilon` is of all but `sgd`. The decay is `decoupled`, as in AdamW, or
-    is added to the gradient as weight_decay times the row (L2). Raises UsageError for a name or
-    number that cannot be.
+    is added to the gradient as weight_decay times the row (L2). Raises UsageError for an invalid
+    name or number.
     """
 
     name: str
@@ -48,14 +48,14 @@ class SparseOptimizer:
 
 
 SparseRate = Callable[[int], float]
-"""By step, from 0, a factor on the learning rate of every row: a pure function of the step.
+"""A factor on the learning rate of every row, by step from 0: a pure function of the step.
 
-It is called several times a step.
+Called several times a step.
 """
 
 
 def factor(rate: SparseRate | None, step: int) -> float:
-    """What `rate` says of a step, 1 without one; UsageError where that cannot be."""
+    """The factor of `rate` at a step, 1 without `rate`; UsageError if not finite or below 0."""
     if rate is None:
         return 1.0
     said = float(rate(step))

@@ -1,4 +1,4 @@
-"""Where every row and every parity row lives: closed formulas, no table of locations.
+"""The place of every row and every parity row: closed formulas, no table of locations.
 
 Rows of one row space are numbered 0..rows-1; row r is data unit `r % k` of stripe `r // k`. Stripes
 rotate over the shards: stripe j has parity t on shard (j + t) mod S and data unit d on shard (j + m
@@ -19,10 +19,10 @@ from ecrm.kernels.unit_order import split_by_shard
 
 @dataclass(frozen=True)
 class StripeShape:
-    """How stripes lie over shards: `shards` of them, `k` data and `m` parity units per stripe.
+    """The lay of stripes over `shards` shards: `k` data and `m` parity units per stripe.
 
-    `k = 1, m = 0` is the unprotected layout: every row a stripe of its own. Raises ValueError when
-    a stripe has more units than there are shards.
+    `k = 1, m = 0` is the unprotected layout: every row a stripe of its own. Raises ValueError for k
+    < 1, m < 0 or more units per stripe than shards.
     """
 
     shards: int
@@ -41,33 +41,33 @@ class StripeShape:
         return self.k + self.m
 
     def shard_of_unit(self, residue: int, unit: int) -> int:
-        """Shard that holds `unit` of every stripe j with `j % shards == residue`."""
+        """Shard holding `unit` of every stripe j with `j % shards == residue`."""
         offset = self.m + unit if unit < self.k else unit - self.k
         return (residue + offset) % self.shards
 
     def residue_of_unit(self, shard: int, unit: int) -> int:
-        """Residue of the stripes whose `unit` lies on `shard`: the inverse of `shard_of_unit`."""
+        """Residue of the stripes with `unit` on `shard`: the inverse of `shard_of_unit`."""
         offset = self.m + unit if unit < self.k else unit - self.k
         return (shard - offset) % self.shards
 
     def members(self, residue: int) -> list[int]:
-        """Shards of all units of a stripe with that residue, in unit order."""
+        """Shards of all units of a stripe with the residue, in unit order."""
         return [self.shard_of_unit(residue, unit) for unit in range(self.width)]
 
     def share_a_stripe(self, a: int, b: int) -> bool:
-        """Whether some stripe has units on both shards: one rank should not host both."""
+        """Whether some stripe has units on the two shards: one rank should not host the two."""
         distance = (a - b) % self.shards
         return min(distance, self.shards - distance) < self.width
 
     def sharing_a_stripe(self, shard: int) -> set[int]:
-        """The other shards with which `shard` shares a stripe."""
+        """The other shards sharing a stripe with `shard`."""
         near = range(1, self.width)
         return {(shard + step) % self.shards for step in near} | {
             (shard - step) % self.shards for step in near
         }
 
     def check_recoverable(self, lost: Iterable[int]) -> None:
-        """Raise Unrecoverable when some stripe has more than m units on the `lost` shards."""
+        """Raise Unrecoverable if some stripe has more than m units on the `lost` shards."""
         gone = set(lost)
         for residue in range(self.shards):
             missing = [shard for shard in self.members(residue) if shard in gone]
@@ -83,9 +83,9 @@ class StripeShape:
 class RowLayout:
     """Location of `rows` rows under a stripe shape.
 
-    All shards are the same size: the last period is padded with rows that belong to no table and
-    stay zero. Arguments named `rows`, `local` and `stripes` are int64 tensors of one shape; results
-    have that shape and dtype. Ranges are not checked.
+    All shards have the same size: the last period is padded with rows of no table, always zero.
+    Arguments named `rows`, `local` and `stripes` are int64 tensors of one shape; results have the
+    same shape and dtype. Ranges are not checked.
     """
 
     shape: StripeShape
@@ -113,7 +113,7 @@ class RowLayout:
     def split(self, rows: Tensor) -> tuple[list[int], Tensor, Tensor]:
         """Split `rows`, int64 [R], by shard.
 
-        Returns how many each shard has, and shard by shard their places in `rows` and local
+        Returns the number of rows per shard, and shard by shard the places in `rows` and the local
         numbers.
         """
         return split_by_shard(rows, self.shape.k, self.shape.m, self.shape.shards)
@@ -134,7 +134,7 @@ class RowLayout:
         return (local // m) * shards + (shard - local % m) % shards
 
     def local_parity(self, periods: Tensor, t: int) -> Tensor:
-        """Local row of parity t, on the shard that holds it, of the stripes in those periods.
+        """Local row of parity t, on the shard holding the parity, of the stripes in `periods`.
 
         A shard's local data row r is in period `r // k`.
         """

@@ -1,4 +1,4 @@
-"""Embedding tables and the row spaces they are laid out in."""
+"""Embedding tables, and the row spaces with the tables laid end to end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 class Table:
     """One embedding table of `rows` rows of `dim` floats.
 
-    `optimizer` updates its rows, by default the run's own. They begin as `initial` says, by default
+    `optimizer` updates the rows, by default the run's own. Rows begin with `initial`, by default
     uniform in [-1/sqrt(rows), 1/sqrt(rows)).
     """
 
@@ -32,7 +32,7 @@ class RowSpace:
     """Tables of one row width and optimizer laid end to end.
 
     `offsets[i]` is the first row of `tables[i]`. `table_numbers[i]` is the table's position in the
-    model's list: rows are initialised by it. `optimizer` is None for the run's own.
+    model's list, used for the initial values. `optimizer` is `None` for the run's own.
     """
 
     dim: int
@@ -43,7 +43,7 @@ class RowSpace:
     rows: int
 
     def in_words(self, rows: Collection[int]) -> str:
-        """Some row numbers of the space, told by their tables."""
+        """Some row numbers of the space in words, as rows of tables."""
         by_table: dict[int, list[int]] = {}
         for row in sorted(rows):
             table = bisect_right(self.offsets, row) - 1
@@ -58,7 +58,7 @@ class RowSpace:
 def row_spaces(tables: Sequence[Table]) -> tuple[RowSpace, ...]:
     """Group tables by row width and optimizer, in order of first appearance.
 
-    Optimizers are the same where all their numbers are. Raises UsageError where two tables have one
+    Optimizers are the same if names and all numbers are. Raises UsageError if two tables have one
     name.
     """
     twice = [name for name, count in Counter(table.name for table in tables).items() if count > 1]

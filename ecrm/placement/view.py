@@ -1,8 +1,8 @@
-"""The view: which rank hosts which shard and slot, and what follows from it.
+"""The view, the map of shards and slots to ranks, and conclusions from a view.
 
-How it changes when ranks die is in `view_change`.
+`view_change` makes the next view after ranks have died.
 
-Everything here is a pure function of integers; every live rank computes the same view from the same
+All functions are pure functions of integers; every live rank computes the same view from the same
 arguments, so views are never negotiated, only compared by epoch.
 """
 
@@ -21,10 +21,10 @@ from ecrm.placement.stripes import StripeShape
 class View:
     """Map of shards and slots to ranks at one epoch.
 
-    `shards[i]` and `slots[i]` are the ranks hosting shard i and slot i; `dense` the ranks that hold
-    the dense replica; `rebuilding` the shards that may still have missing rows; `live` all ranks,
-    spares included. All ascending where they are sets. `domains[rank]` is the failure domain of a
-    rank, dead ones included: what is lost together, a rank by itself or all ranks of a host.
+    `shards[i]` and `slots[i]` are the ranks hosting shard i and slot i; `dense` are the dense
+    holders; `rebuilding` the shards with rows possibly missing; `live` all live ranks, spares
+    included. Sets are ascending. `domains[rank]` is the failure domain of a rank, live or dead:
+    ranks lost together, a single rank or all ranks of a host.
     """
 
     epoch: int
@@ -43,13 +43,13 @@ class View:
 
     @property
     def spares(self) -> tuple[int, ...]:
-        """Live ranks that host no shard and no slot."""
+        """Live ranks with no shard and no slot."""
         busy = set(self.shards) | set(self.slots)
         return tuple(rank for rank in self.live if rank not in busy)
 
     @property
     def reporter(self) -> int:
-        """The rank that prints progress and writes the run folder: the lowest dense holder."""
+        """The rank to print progress and write the run folder: the lowest dense holder."""
         return self.dense[0]
 
     def to_json(self) -> str:
@@ -65,8 +65,8 @@ class View:
 def dense_holders(view: View, replicas: int) -> tuple[int, ...]:
     """Live ranks to hold the dense replica.
 
-    Those that do and those that run slots, then the lowest others until `replicas` failure domains
-    have one.
+    Live dense holders and all ranks with slots, then the lowest further ranks until `replicas`
+    failure domains have a dense replica.
     """
     holders = {rank for rank in view.dense if rank in view.live} | set(view.slots)
     covered = {view.domains[rank] for rank in holders}
@@ -80,7 +80,7 @@ def dense_holders(view: View, replicas: int) -> tuple[int, ...]:
 
 
 def conflicts(shard: int, rank: int, view: View, shape: StripeShape) -> int:
-    """How many shards of live ranks in `rank`'s failure domain share a stripe with `shard`."""
+    """Number of shards of live ranks in `rank`'s failure domain sharing a stripe with `shard`."""
     return sum(
         view.domains[view.shards[other]] == view.domains[rank] and view.shards[other] in view.live
         for other in shape.sharing_a_stripe(shard)
@@ -99,9 +99,9 @@ def mark_whole(view: View, shards: Iterable[int]) -> View:
 
 
 def failures_left(view: View, shape: StripeShape, any_shards: bool = False) -> int:
-    """How many more failure domains may be lost at once, whichever they are.
+    """Number of further failure domains, any of them, that may be lost at once.
 
-    Nothing is lost then that does not come back. With `any_shards` all shards come back.
+    Everything lost then comes back. With `any_shards` all shards come back.
     """
     rebuilding = set(view.rebuilding)
     tolerated = len({view.domains[rank] for rank in view.live}) - 1

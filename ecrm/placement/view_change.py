@@ -1,4 +1,4 @@
-"""The next view after ranks have died: who inherits their roles. All survivors find the same."""
+"""The next view after ranks have died, with heirs for the roles. All survivors find the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, conflicts, dense_holders
 
 MOST_TRIES = 5_000
-"""Placements of a shard that `least_conflicts` tries before it takes the best that it has found."""
+"""Placements of a shard tried by `least_conflicts` before it takes the best found."""
 
 
 def plan_recovery(
@@ -24,14 +24,14 @@ def plan_recovery(
     any_shards: bool = False,
     may_move: bool = True,
 ) -> View:
-    """The next view after `dead` ranks are gone; messages call what protects the rows `protection`.
+    """The next view without the `dead` ranks; `protection` names the protection in messages.
 
-    A spare takes over everything its dead rank had, servers first, if that keeps stripe members
-    apart; each other shard goes to the live rank that keeps them apart and has the least to do,
-    each other slot to the rank with the fewest slots. Where that puts members together, shards find
-    hosts together by `least_conflicts`, those that are rebuilding already too if they `may_move`.
-    Shards that moved are rebuilding. Raises Unrecoverable when a stripe has lost more than m units,
-    unless `any_shards` may be lost, or no dense replica is left.
+    A spare takes over all roles of a dead rank, servers first, if stripe members stay apart. A
+    remaining shard goes to the live rank with the fewest stripe conflicts, then the least to do; a
+    remaining slot to the trainer with the fewest slots. If stripe members meet on the way,
+    `least_conflicts` places the lost shards anew, with `may_move` also shards rebuilding already.
+    Moved shards are rebuilding. Raises Unrecoverable if a stripe has lost more than m units, unless
+    `any_shards` may be lost, or if no dense replica is left.
     """
     gone = sorted(set(dead) & set(view.live))
     live = tuple(rank for rank in view.live if rank not in gone)
@@ -61,7 +61,7 @@ def plan_recovery(
 def plan_rollback(view: View, dead: Iterable[int], shape: StripeShape, dense_replicas: int) -> View:
     """The next view after `dead` ranks are gone and everything is loaded anew.
 
-    Roles move as in `plan_recovery`, and nothing is rebuilding. Any ranks may be gone but the last.
+    Roles move as in `plan_recovery`, and nothing is rebuilding. At least one rank must be left.
     """
     gone = sorted(set(dead) & set(view.live))
     lost = [shard for shard, host in enumerate(view.shards) if host in gone]
@@ -71,9 +71,9 @@ def plan_rollback(view: View, dead: Iterable[int], shape: StripeShape, dense_rep
 def _handed_on(
     view: View, gone: list[int], shape: StripeShape, dense_replicas: int, movable: Sequence[int]
 ) -> View:
-    """The next view, with all that `gone` ranks had on others.
+    """The next view, with all roles of `gone` ranks on live ranks.
 
-    Of the shards of others only `movable` ones move.
+    Of the shards of live ranks only `movable` shards move.
     """
     live = tuple(rank for rank in view.live if rank not in gone)
     view = replace(view, epoch=view.epoch + 1, live=live)
@@ -96,9 +96,9 @@ def _servers_first(view: View, gone: Iterable[int]) -> list[int]:
 
 
 def _one_by_one(view: View, gone: list[int], shape: StripeShape) -> View:
-    """`view` with spares in the place of dead ranks where that keeps stripe members apart.
+    """`view` with spares in the place of dead ranks if stripe members stay apart.
 
-    The shards that are left go, one after the other, where they share stripes with the fewest.
+    Every remaining shard goes in turn to the rank with the fewest stripe conflicts.
     """
     after, spares = view, list(view.spares)
     for rank in _servers_first(view, gone):
@@ -119,9 +119,9 @@ def _one_by_one(view: View, gone: list[int], shape: StripeShape) -> View:
 
 
 def _spares_take_over(after: View, view: View, gone: list[int], shape: StripeShape) -> View:
-    """`after` with all that a dead rank had in `view` on one free spare.
+    """`after` with all roles of a dead rank in `view` on one free spare.
 
-    Only where that keeps stripe members apart. In `after` shards have found hosts.
+    Only if stripe members stay apart. In `after` all shards have found hosts.
     """
 
     def heirs_of(shards: Iterable[int]) -> set[int]:
@@ -147,13 +147,13 @@ def _spares_take_over(after: View, view: View, gone: list[int], shape: StripeSha
 
 
 def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> tuple[int, ...]:
-    """Hosts of all shards, `movable` ones on any live ranks, with as few conflicts as can be.
+    """Hosts of all shards with the fewest conflicts, `movable` shards on any live ranks.
 
-    A conflict is a pair of units of a stripe in one failure domain, one of them of a movable shard.
-    The hosts of `view` stay where they are as good.
+    A conflict is a pair of shards sharing a stripe in one failure domain, with at least one shard
+    movable. The hosts of `view` stay if as good.
 
-    Tries all placements, those with the fewest conflicts so far first; after MOST_TRIES it takes
-    the best found.
+    Tries all placements, with the fewest conflicts so far first; after MOST_TRIES takes the best
+    found.
     """
     near = {shard: shape.sharing_a_stripe(shard) for shard in movable}
     hosts: list[int | None] = list(view.shards)
@@ -167,7 +167,7 @@ def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> t
         hosts[shard] = None
 
     def around(shard: int) -> Counter[int]:
-        """How many members of the shard's stripes are in each failure domain."""
+        """Number of hosted shards sharing a stripe with the shard, by failure domain."""
         return Counter(
             view.domains[host] for other in near[shard] if (host := hosts[other]) is not None
         )
@@ -179,7 +179,7 @@ def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> t
             return
         meets = {shard: around(shard) for shard in left}
         shard = max(left, key=lambda s: (len(meets[s]), -s))
-        # by failure domain: its other ranks are no better
+        # the best rank by failure domain: no other rank of the domain is better
         best_of: dict[int, tuple[int, bool, int, int, int]] = {}
         for rank in view.live:
             domain = view.domains[rank]
@@ -207,7 +207,7 @@ def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> t
 def _pairs(
     movable: Sequence[int], near: dict[int, set[int]], hosts: Sequence[int], view: View
 ) -> int:
-    """Pairs of units of a stripe in one failure domain that a movable shard belongs to."""
+    """Number of pairs of shards sharing a stripe in one failure domain, at least one movable."""
     return sum(
         view.domains[hosts[shard]] == view.domains[hosts[other]]
         and (other not in near or shard < other)
@@ -217,7 +217,7 @@ def _pairs(
 
 
 def _moved(after: View, view: View, rank: int, heir: int) -> View:
-    """`after` with all that `rank` had in `view` on `heir`."""
+    """`after` with all roles of `rank` in `view` on `heir`."""
     return replace(
         after,
         shards=tuple(
@@ -235,7 +235,7 @@ def _with(hosts: tuple[int, ...], number: int, host: int) -> tuple[int, ...]:
 
 
 def _conflicts_of_heir(after: View, view: View, rank: int, heir: int, shape: StripeShape) -> int:
-    """Stripe conflicts in the domain of `heir` if it hosted all that `rank` did in `view`."""
+    """Stripe conflicts of the shards of `heir`, after `heir` took all roles of `rank` in `view`."""
     moved = _moved(after, view, rank, heir)
     return sum(conflicts(shard, heir, moved, shape) for shard in moved.shards_of(heir))
 

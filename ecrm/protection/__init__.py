@@ -18,9 +18,9 @@ from ecrm.protection.stateless import StatelessProtection
 def make_protection(
     config: Config, mapped: Path | None = None, rows: RowSource | None = None
 ) -> Protection:
-    """The protection that a config names.
+    """The protection named by a config.
 
-    `mapped` is the folder of mapped files, `rows` the durable tier by shards.
+    `mapped` is the folder of mapped files, `rows` the durable tier, read by shard.
     """
     if config.protection.name == "mapped":
         assert mapped is not None

@@ -1,4 +1,4 @@
-"""Copies of another shard's rows, and the log that takes them back to the commit."""
+"""Copies of another shard's rows, and the log for going back to the commit."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ecrm.transport.gpu_copies import on_device
 
 
 class BackupRows(ParityRows):
-    """Parity rows that are whole records; one that was passed over is stale."""
+    """Parity rows that are whole records. A row passed over when it changed is stale."""
 
     def __init__(
         self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros
     ) -> None:
         super().__init__(rows, record_bytes, missing, allocate)
-        self._words = self.records.view(torch.float32)  # as the kernels take records: whole floats
+        self._words = self.records.view(torch.float32)  # kernels take records as whole floats
         self._stale = lazy_zeros(rows, dtype=np.bool_)
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self._marked: list[tuple[Tensor, Tensor]] = []
 
     def stale(self, rows: Tensor | slice) -> Tensor:
-        """Bool [R]: which rows were passed over when they changed."""
+        """Bool [R]: whether a row was passed over at a change."""
         return self._stale[rows]
 
     def passed_over(self, rows: Tensor) -> None:
-        """These rows have changed, and are not sent; missing ones are rebuilt as they are then."""
+        """Mark rows stale: changed but not sent. Missing rows stay unmarked, to be rebuilt anew."""
         self._mark(rows[self._kept(rows)].clone(), True)
 
     def _mark(self, rows: Tensor, stale: bool) -> None:
@@ -38,7 +38,7 @@ class BackupRows(ParityRows):
             self._stale[rows] = stale
 
     def _kept(self, rows: Tensor) -> Tensor | slice:
-        """The places of those of `rows` that are not missing."""
+        """The places in `rows` of the rows that are not missing."""
         return (
             slice(None)
             if self.missing is None
@@ -54,10 +54,10 @@ class BackupRows(ParityRows):
     def put(self, rows: Tensor, records: Tensor) -> None:
         """Overwrite unique rows with records, uint8 [R, B].
 
-        Missing ones are passed over: rebuilding them reads rows as they are then.
+        Missing rows are passed over: rebuilding later reads the current rows.
         """
         keep = self._kept(rows)
-        # the rows are kept, not the message that they came in
+        # a clone: the log must not keep the whole received message alive
         rows, records = rows[keep].clone(), on_device(self.device, records[keep])
         self._mark(rows, False)
         if rows.numel():

@@ -1,7 +1,7 @@
-"""The interface of a protection: what the engine asks of whatever keeps rows from being lost.
+"""The interface between the engine and a protection, the code that keeps rows from being lost.
 
 The engine owns the step and the shards; a protection sees deltas, commits and views, never the
-dense model. `none` implements it by doing nothing, `erasure` with Reed-Solomon parity.
+dense model. `none` implements the interface by doing nothing, `erasure` with Reed-Solomon parity.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from ecrm.transport.piggyback import Rounds
 
 @dataclass(frozen=True)
 class RepairReport:
-    """State of every rebuilding shard before a round of repair, the same on every rank.
+    """State of every rebuilding shard at a round of repair, the same on every rank.
 
-    `left`: rows, data and redundancy, still missing, by shard; 0 means that the shard is whole.
-    `on_demand`: rows decoded so far because a step asked for them, by shard.
+    Taken before the round decodes rows; under `stateless`, after the round has restored rows.
+
+    `left`: rows, data and redundancy, still missing, by shard; 0 means a whole shard.
+    `on_demand`: rows decoded so far at the demand of a step, by shard.
     """
 
     left: dict[int, int]
@@ -41,18 +43,18 @@ class RepairReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Stripes checked against their parity on this rank, and how many did not match."""
+    """Number of stripes compared with parity on the calling rank, and number of mismatches."""
 
     stripes: int = 0
     mismatches: int = 0
 
 
 class RepairRound(ABC):
-    """A round of repair that has begun on every live rank; its messages can travel with others.
+    """A round of repair, begun on every live rank. Other messages can carry the round's messages.
 
-    `report` and `urgent`, whether slots of any rank wait for rows of this round, are known once
-    `receive_requests` is through; `report` is as of the beginning. A round that is not finished has
-    changed nothing.
+    `urgent`: whether slots of any rank wait for rows of the round. `report` and `urgent` are known
+    after `receive_requests`; `report` is as of the beginning. An unfinished round has changed
+    nothing.
     """
 
     report: RepairReport
@@ -60,44 +62,47 @@ class RepairRound(ABC):
 
     @abstractmethod
     def requests(self) -> dict[int, list[Part]]:
-        """What this rank asks of others: pairs of a head, REPAIR first, and a tensor."""
+        """Messages by receiving rank: pairs of a head, REPAIR first, and a tensor."""
 
     @abstractmethod
     def receive_requests(self, requests: Mapping[int, Sequence[Received]]) -> None:
-        """What others ask of this rank."""
+        """Take the `requests` of all ranks, by sender."""
 
     @abstractmethod
     def answers(self) -> dict[int, list[Part]]:
-        """At a commit: what it tells others of the rows that are wanted.
+        """At a commit: the messages about wanted rows, by receiving rank.
 
-        Nothing on any rank where the round is not `urgent`.
+        Empty on every rank unless the round is `urgent`.
         """
 
     @abstractmethod
     def rest(self) -> dict[int, list[Part]]:
-        """At the same commit: what it tells them of all others."""
+        """At the same commit: the messages about all remaining rows, by receiving rank."""
 
     @abstractmethod
     def finish(self, answers: Mapping[int, Sequence[Received]]) -> None:
-        """Recover rows from what they tell, in `answers`, in `rest` or in both."""
+        """Recover rows from received messages, made by `answers`, by `rest` or by the two."""
 
 
 class Protection(ABC):
-    """Keeps what lost rows are recovered from. Every live rank calls the collective methods.
+    """Keeps the redundancy for lost rows. Every live rank calls the collective methods.
 
-    - `shape`: the stripes that it lays rows out in.
-    - `keeps_deltas`: whether updates produce deltas. Without them no step can be taken back, and
+    - `shape`: the stripes of the row layout.
+    - `keeps_deltas`: whether updates produce deltas. Without deltas no step can be taken back, and
       any failure ends the run.
-    - `redundancy_bytes`, `log_bytes`: memory held on this rank.
-    - `any_shards_may_be_lost`: whether shards come back without each other, so that a dense replica
-      is all that must be left.
-    - `rebuilding_may_move`: whether what has been rebuilt of a shard can be given up again.
-    - `exact`: whether the finished model is that of an undisturbed run, whatever is survived.
-    - `stand_in`: what answers for lost shards until they are whole, None where they do themselves.
+    - `redundancy_bytes`, `log_bytes`: memory held on the calling rank.
+    - `any_shards_may_be_lost`: whether a lost shard comes back without the remaining shards, so
+      only a dense replica must be left.
+    - `rebuilding_may_move`: whether a rebuilding shard may move to another rank, giving up the
+      rows rebuilt so far.
+    - `exact`: whether the finished model equals the model of an undisturbed run, after any
+      survived failures.
+    - `stand_in`: answers for lost shards until the shards are whole; `None` if rebuilding
+      shards answer for themselves.
     - `foresees_repair`: whether `foresee_repair` can begin the first round of repair after a loss.
-    - `rebuilding_makes_whole`: whether all redundancy is there once lost shards are, and not only
-      after the next step.
-    - `redundancy`: what `verify` compares with the rows, in words, empty for nothing.
+    - `rebuilding_makes_whole`: whether all redundancy is back as soon as the lost shards are whole;
+      otherwise the next step brings the rest.
+    - `redundancy`: the redundancy that `verify` compares with the rows, in words; empty for none.
     """
 
     name: str
@@ -113,32 +118,32 @@ class Protection(ABC):
 
     @property
     def dense_replicas(self) -> int:
-        """Failure domains to hold the dense replica: one more than may be lost at once."""
+        """Number of failure domains with a dense replica: 1 more than may be lost at once."""
         return self.shape.m + 1
 
     @property
     def repairs_ahead(self) -> bool:
-        """Whether `begin_repair` can begin the next round of repair; the same on all ranks."""
+        """Whether `begin_repair` can begin the next round of repair; equal on all ranks."""
         return False
 
     @property
     def in_words(self) -> str:
-        """Its name and numbers, as messages have them."""
+        """Name and numbers of the protection, for messages."""
         return f"protection {self.name}"
 
     @property
     def after_deaths(self) -> str:
-        """What becomes of rows after deaths where updates leave no deltas, as messages have it."""
+        """For messages, if updates leave no deltas: the fate of the rows after deaths."""
         return f"protection {self.name} cannot bring anything back"
 
     def verified_in_words(self, report: VerifyReport) -> str:
-        """What `verify` has found, over all ranks, in one line."""
+        """The findings of `verify`, summed over all ranks, in a line."""
         stripes = counted(report.stripes, "stripe")
         return f"parity: {stripes} encoded again, {report.mismatches:,} wrong"
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that this rank has written to files so far."""
+        """Bytes written to files by the calling rank so far."""
         return 0
 
     @property
@@ -151,63 +156,64 @@ class Protection(ABC):
 
     @property
     def memory(self) -> Sequence[Tensor]:
-        """The live tensors of the redundancy held on this rank."""
+        """The live tensors of the redundancy held on the calling rank."""
         return ()
 
     @abstractmethod
     def with_shape(self, shape: StripeShape) -> Protection:
-        """The same protection over other stripes, not started."""
+        """A new protection of the same kind over `shape`, not started."""
 
     @abstractmethod
     def start(self, context: ProtectionContext, view: View) -> None:
-        """Set up for the undisturbed start, when every record is zeros."""
+        """Set up for the undisturbed start: every record is zeros."""
 
     @abstractmethod
     def adopt(self, view: View) -> None:
-        """Take on what this rank hosts in a new view; of new shards everything is missing."""
+        """Take on the rank's shards in a new view; all rows of newly hosted shards are missing."""
 
     def allocator(self, shard: int, space: int) -> Allocate | None:
-        """What gives the rows of a shard hosted here their memory; None for plain memory."""
+        """The allocator of memory for the rows of a hosted shard; `None` for plain memory."""
         return None
 
     @abstractmethod
     def protect(
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> Rounds:
-        """Bring redundancy up to date with the deltas of each hosted shard since the commit.
+        """Bring redundancy up to date with the deltas of every hosted shard since the commit.
 
-        The caller makes the exchanges that this asks for (`exchange_rounds`), on all ranks.
-        `ahead` is what slots ask of these shards for the next step, and are sent with this; None
-        where they do not look ahead, or may be sent some of it later.
+        The caller makes the yielded exchanges on all ranks (`exchange_rounds`). `ahead` is the
+        slots' requests to the hosted shards for the next step; the requested rows are sent along.
+        `None` without look-ahead, or if some requested rows may be sent later.
         """
 
     def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Received]]) -> None:
-        """After a `protect` with `ahead`: keep the next rows that this rank's slots were sent."""
+        """After a `protect` with `ahead`: keep the next step's rows sent to the rank's slots."""
         return None
 
     def prepare(self, step: int, dense: Callable[[], list[Tensor]] | None) -> None:
         """Before the agreement on a commit: all rows are complete as of `step`.
 
-        So is the `dense` state, which this gives on ranks that hold one.
+        `dense` returns the dense state, complete as of `step` too; `None` on ranks without a
+        dense replica.
         """
         return None
 
     @abstractmethod
     def committed(self) -> None:
-        """The deltas of the last `protect` can no longer be taken back: forget how to undo them."""
+        """The deltas of the last `protect` are final: forget how to undo the deltas."""
 
     @abstractmethod
     def undo(self) -> None:
-        """Take back every `protect` since the last commit; calling it again changes nothing."""
+        """Take back every `protect` since the last commit; a second call changes nothing."""
 
     @abstractmethod
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
         """Collective, at a commit, while shards are rebuilding: recover missing rows.
 
-        `wanted` are missing local rows that the step asks for, all recovered on return; where they
-        are fewer than `budget` per hosted shard, others are recovered in the background. With a
-        `stand_in` this comes before slots ask for rows: what is whole on return answers for itself
-        in this very step.
+        `wanted` are missing local rows asked for by the step, all recovered on return. If fewer
+        than `budget` rows per hosted shard are wanted, further rows are recovered in the
+        background. With a `stand_in` the call comes before slots ask for rows: a shard made whole
+        by the call answers for itself in the same step.
         """
 
     def begin_repair(
@@ -217,52 +223,52 @@ class Protection(ABC):
         budget: int,
         view: View,
     ) -> RepairRound:
-        """While shards are rebuilding, after a step's updates: begin what `repair` does.
+        """While shards are rebuilding, after a step's updates: begin a round as of `repair`.
 
-        It is answered at the commit and finished before the next step's updates. `soon` are missing
-        local rows that the next step updates, or that the one after it asks for. They are recovered
-        as well, but nobody waits for them.
+        The round is answered at the commit and finished before the next step's updates. `soon` are
+        missing local rows to be updated by the next step or asked for by the step after the next.
+        The round recovers `soon` rows too, but no slot waits for `soon` rows.
         """
         raise AssertionError(f"protection {self.name} begins no repair ahead")
 
     def foresee_repair(self, soon: dict[ShardSpace, Tensor], view: View) -> RepairRound:
-        """At a commit, nothing back yet of rebuilding shards: `begin_repair` without requests.
+        """At a commit, before any row of the rebuilding shards is back: begin without requests.
 
-        Every rank knows all rows that are wanted `soon`, unique int64, of whichever shard. The
-        round is ready to be answered.
+        `soon` are all rows wanted soon, unique int64, of every shard, the same on every rank. The
+        returned round is ready to be answered.
         """
         raise AssertionError(f"protection {self.name} foresees no repair")
 
     def failures_left(self, view: View, shape: StripeShape, gone: int) -> int:
-        """How many more failure domains may be lost at once, whichever they are.
+        """Number of further failure domains, any of them, that may be lost at once.
 
-        In `view`, over stripes of `shape`, without anything being lost for good. `gone` were lost
+        For `view`, over stripes of `shape`, with nothing lost for good. `gone` domains were lost
         since the last commit of a step.
         """
         return failures_left(view, shape, self.any_shards_may_be_lost) if self.keeps_deltas else 0
 
     def check_losses(self, view: View, dead: Sequence[int], gone: int, step: int) -> None:
-        """Raise Unrecoverable where the `dead` ranks of `view` are too many.
+        """Raise Unrecoverable if the `dead` ranks of `view` are too many.
 
-        This is for reasons that stripes do not show. `gone` failure domains, these included, were
-        lost since `step`, the last commit of a step.
+        Only for reasons beyond the stripes. `gone` failure domains, with the domains of the `dead`
+        ranks, were lost since `step`, the last commit of a step.
         """
         return None
 
     def accounts(self, shards: Sequence[int]) -> list[dict[str, Any]]:
-        """After `committed`: what did not come back of `shards`, which are whole from now on.
+        """After `committed`: an account of the losses for each of `shards`, whole from now on.
 
-        The same on every rank; empty where everything came back.
+        Equal on every rank; empty if everything came back.
         """
         return []
 
     @abstractmethod
     def verify(self, view: View) -> VerifyReport:
-        """Collective, at a commit, nothing rebuilding: compare redundancy here with the rows."""
+        """Collective, at a commit, nothing rebuilding: compare redundancy with the rows."""
 
     def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
-        """After `start`: what compares redundancy with rows while training goes on.
+        """After `start`: the scrub, comparing redundancy with rows while training goes on.
 
-        It adds to `report`. None for 0 rows, and without redundancy.
+        The scrub adds to `report`. `None` for 0 rows per step, and without redundancy.
         """
         return None

@@ -2,15 +2,15 @@
 
 After van Renesse and Schneider, "Chain Replication for Supporting High Throughput and Availability"
 (OSDI 2004). The chain of a row is its stripe of one data unit: the head, shard s, runs the
-optimizer and sends the change to shard s - 1, which applies it and sends it on, down to the tail,
-shard s - (copies - 1). A commit is the tail's acknowledgement: nothing is committed before every
-link has the change. What is sent is the XOR of the record before and after, so that a link takes an
-uncommitted change back by applying it again, as parity does; a link is parity whose only
-coefficient is 1.
+optimizer and sends the change to shard s - 1. Shard s - 1 applies the change and sends it on, down
+to the tail, shard s - (copies - 1). A commit is the tail's acknowledgement: nothing is committed
+before every link has the change. A change is the XOR of the record before and after, so a link
+takes an uncommitted change back by applying the change again, as parity does. A link is parity with
+1 as the only coefficient.
 
-Steps read from the head, which is where the next step's rows are before the tail has them. When a
-head is lost, another link stands in for it row by row, until the shard's new host has all of them;
-then the host fills the links that were lost with it.
+Steps read from the head: the head has the next step's rows before the tail. After the loss of a
+head, another link supplies lost rows one by one, until the new host has all rows. Then the host
+fills the links lost together with the head.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ecrm.transport.message import Part, in_groups
 from ecrm.transport.piggyback import Rounds
 
 MOST_COPIES = 4
-"""Most copies: up to three parity units of one data unit have coefficient 1, so are copies."""
+"""Most copies: up to three parity units of one data unit have coefficient 1, so equal copies."""
 
 
 class ChainProtection(ErasureProtection):
-    """`copies` of every row on as many ranks: any `copies` - 1 ranks may be lost."""
+    """`copies` of every row on `copies` ranks: any `copies` - 1 ranks may be lost."""
 
     name = "chain"
     redundancy = "copies of rows"
@@ -54,13 +54,13 @@ class ChainProtection(ErasureProtection):
     def protect(
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> Rounds:
-        """One exchange per link after the head; each rank sends on what it was sent before."""
+        """One exchange per link after the head; a rank sends on the changes received before."""
         if self._scrub is not None:
             for (shard, space), parts in deltas.items():
                 for rows, _ in parts:
                     self._scrub.used(shard, space, rows)
-        # (shard of the head, space): its rows, each a period of stripes by itself, and their
-        # changes, on the rank of the link that has them last.
+        # By (shard of the head, space): local rows, equal to the periods of their stripes, and
+        # changes, on the rank of the last link to get the changes.
         held = dict(deltas)
         for link in reversed(range(self.shape.m)):
             outgoing: dict[int, list[Part]] = {}
@@ -80,5 +80,5 @@ class ChainProtection(ErasureProtection):
                     self.parity[self._holder(head, link), space].apply(local, 1, delta)
 
     def _holder(self, head: int, link: int) -> int:
-        """Shard that holds link `link`, the tail 0, of the rows whose head is shard `head`."""
+        """Shard holding link `link`, with the tail as 0, of the rows headed by shard `head`."""
         return self.shape.shard_of_unit(self.shape.residue_of_unit(head, 0), 1 + link)

@@ -1,4 +1,4 @@
-"""What the engine gives a protection."""
+"""The engine's side of a protection: transport, row layouts and hosted shards."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ecrm.transport.base import Transport
 
 @dataclass
 class ProtectionContext:
-    """What the engine gives a protection: transport, row layouts and this rank's shards.
+    """Given to a protection by the engine: transport, row layouts and the rank's shards.
 
-    `hosted` is the engine's own map of (shard, row space) to rows; the engine changes it when a
-    view does and then calls `adopt`. `record_bytes` is the size of a record of each row space.
+    `hosted` is the engine's own map of (shard, row space) to rows; the engine changes the map with
+    the view and then calls `adopt`. `record_bytes` is the size of a record of each row space.
     `initial` gives the initial values of rows of a row space, float32 [R, dim]. `committed`, kept
-    up to date by the engine, is how many steps cannot be taken back.
+    up to date by the engine, is the number of steps that cannot be taken back.
     """
 
     transport: Transport

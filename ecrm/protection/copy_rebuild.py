@@ -1,4 +1,4 @@
-"""One round of repair from copies, some of which may be stale: the first current one counts."""
+"""One round of repair from copies: the first current copy counts, a stale copy never."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ecrm.transport.gpu_copies import on_device
 
 
 class CopyRebuild(Rebuild):
-    """Repair over stripes of one data unit; each source says which rows it has are current.
+    """Repair over stripes of one data unit; a source tells for each row whether it is current.
 
-    A backup's row whose only current copies are those that trainers have just brought to a head
-    that is being rebuilt too stays missing for this round: once the head is whole, it is a source.
+    If only trainers had current copies of a row, a rebuilding head has just received the copies. On
+    a backup the row then stays missing for the round: the head is a source only once whole.
     """
 
     def _sources(self, shard: int, unit: int) -> tuple[int, ...]:
@@ -28,7 +28,7 @@ class CopyRebuild(Rebuild):
     def _read(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
         """Records of one unit hosted here, uint8 [R, record bytes + 1].
 
-        The byte more is 1 where the record is current.
+        The extra last byte is 1 for a current record.
         """
         current = torch.ones(local.numel(), 1, dtype=torch.uint8)
         if unit:
@@ -37,7 +37,7 @@ class CopyRebuild(Rebuild):
         return torch.cat([records, on_device(records.device, current)], dim=1)
 
     def _probe(self, shard: int, space: int, unit: int, local: slice) -> Tensor:
-        """As for parity; other than zero where the record is stale, which says nothing."""
+        """Last bytes as for parity, but nonzero for a stale record: a stale zero proves nothing."""
         last = super()._probe(shard, space, unit, local)
         return last | on_device(last.device, self._stale(shard, space, local)) if unit else last
 

@@ -1,7 +1,7 @@
-"""Reed-Solomon parity of every row and its optimizer state, kept current by each sparse update.
+"""Reed-Solomon parity of every row and its optimizer state, kept current by every sparse update.
 
-Lost units are recovered only from shards with nothing missing, and only at a commit, where rows and
-parity are of one step. The engine commits every step while anything is being rebuilt.
+Lost units are recovered only from shards without missing rows, and only at a commit, when rows and
+parity are of one step. The engine commits every step during rebuilding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ecrm.transport.message import Part, Picked, gathered, in_groups
 from ecrm.transport.piggyback import Rounds
 
 VERIFY_BYTES = 1 << 26
-"""Bytes of records verified at a time on each rank: bounds the memory that a check takes."""
+"""Bytes of records verified at a time per rank: bounds the memory of a check."""
 
 
 class ErasureProtection(Protection):
@@ -73,7 +73,7 @@ class ErasureProtection(Protection):
         return ErasureProtection(shape.shards, shape.k, shape.m)
 
     def start(self, context: ProtectionContext, view: View) -> None:
-        """Parity of records that are zeros is zeros: there is nothing to encode."""
+        """Start with zero parity, the parity of zero records: nothing needs encoding."""
         self._context = context
         self.adopt(view, missing=False)
 
@@ -118,10 +118,10 @@ class ErasureProtection(Protection):
         view: View,
         outgoing: dict[int, list[Part]],
     ) -> None:
-        """Add to `outgoing` a shard's deltas for every parity row that they change.
+        """Add a shard's deltas to `outgoing`, once for every changed parity row.
 
-        They are grouped by parity and holder. Those in the order of `unique_by_unit`, or of one
-        unit, are sent as they lie.
+        Deltas are grouped by parity and holder. Deltas in the order of `unique_by_unit`, or of one
+        unit, are sent without reordering.
         """
         layout, counts, periods, in_order = (
             self._context.layouts[space],
@@ -189,7 +189,7 @@ class ErasureProtection(Protection):
         return self._scrub
 
     def verify(self, view: View) -> VerifyReport:
-        """Fetch every data row to the holder of its parity, encode again and compare."""
+        """Send every data row to the holders of its parity, encode again and compare."""
         stripes = mismatches = 0
         for space, layout in enumerate(self._context.layouts):
             step = max(
@@ -204,7 +204,10 @@ class ErasureProtection(Protection):
         return VerifyReport(stripes, mismatches)
 
     def _verify_periods(self, space: int, periods: Tensor, view: View) -> tuple[int, int]:
-        """Collective: check this rank's parity rows of some periods of stripes, int64 [P]."""
+        """Collective: check the rank's parity rows in periods of stripes, int64 [P].
+
+        Returns the numbers of rows checked and of wrong rows.
+        """
         k, m = self.shape.k, self.shape.m
         outgoing: dict[int, list[Part]] = {}
         for (shard, this), hosted in sorted(self._context.hosted.items()):

@@ -1,12 +1,12 @@
-"""State in memory-mapped files: after a failure all go back to the commit in the files.
+"""State in memory-mapped files: after a failure all ranks go back to the commit in the files.
 
-There are no copies on other ranks.
+Ranks hold no copies for other ranks.
 
 After Wood et al., "Towards Fast Crash-Consistent Cluster Checkpointing" (HPEC 2022; PyMM). Rows and
 optimizer state live in files and are updated there (`ecrm/mapped/shard_file.py`); the dense state
-is written beside its last commit (`ecrm/mapped/dense_file.py`). Every rank opens the files of what
-it is given to host, so there is nothing to load. What is promised is the undisturbed model, bit for
-bit, for as long as the files are there.
+is written beside the last commit (`ecrm/mapped/dense_file.py`). Every rank opens the files of the
+shards it hosts, so no rank has anything to load. The promise is the undisturbed model, bit for bit,
+for as long as the files exist.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ecrm.storage.hosted import ShardSpace
 
 
 class MappedProtection(NoProtection):
-    """`files` of the shards hosted here, in a `folder` that every rank sees.
+    """`files` of the rank's shards, in a `folder` seen by every rank.
 
-    With `durable`, each commit is on the device before it is agreed on, and survives the machine;
-    without, only the processes.
+    With `durable`, a commit is on the device before the agreement, and survives the death of the
+    machine. Without `durable`, a commit survives only the death of the processes.
     """
 
     name = "mapped"
@@ -41,7 +41,7 @@ class MappedProtection(NoProtection):
         self.files: dict[ShardSpace, ShardFile] = {}
         self._dense: DenseFile | None = None
         self._committed = self._prepared = 0
-        self._written_before = 0  # by this rank's protection before a rollback
+        self._written_before = 0  # by the rank's protection before a rollback
 
     @property
     def after_deaths(self) -> str:

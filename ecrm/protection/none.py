@@ -1,8 +1,8 @@
-"""No redundancy: a step costs nothing beyond itself, and any failure ends the run.
+"""No redundancy: a step has no extra cost, and any failure ends the run.
 
-Under the name `checkpoint` it demands checkpoints: any failure takes everyone back to the newest
-one (`ecrm/engine/rollback.py`). What is lost is the time since that checkpoint. The finished model
-is the undisturbed one, bit for bit.
+Under the name `checkpoint` the protection demands checkpoints: any failure takes all ranks back to
+the newest checkpoint (`ecrm/engine/rollback.py`). Only the time since the checkpoint is lost. The
+finished model is the undisturbed model, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ecrm.transport.piggyback import Rounds
 
 
 class NoProtection(Protection):
-    """Rows on one shard each, nothing kept beside them."""
+    """Every row on a single shard, without redundancy."""
 
     name = "none"
 
@@ -64,7 +64,7 @@ class NoProtection(Protection):
 
 
 class CheckpointProtection(NoProtection):
-    """`none`, by a name that demands checkpoints."""
+    """`none`, under a name that demands checkpoints."""
 
     name = "checkpoint"
 

@@ -1,4 +1,4 @@
-"""The parity rows that one shard holds for one row space, with the log that undoes a step."""
+"""The parity rows held by one shard for one row space, with the log for undoing a step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ecrm.transport.gpu_copies import on_device
 class ParityRows:
     """Parity `records`, uint8 [rows, record bytes], zero at first.
 
-    They lie on one `device`, that of the memory. What is given may be on any. Row numbers are on
-    the CPU. `missing` are the rows still to be recovered, or None.
+    All records lie on one `device`, the device of the memory. Given records and deltas may lie on
+    any device. Row numbers are on the CPU. `missing` are the rows still to be recovered, or `None`.
     """
 
     def __init__(
@@ -24,12 +24,12 @@ class ParityRows:
     ) -> None:
         self.records = allocate(rows, record_bytes, dtype=np.uint8)
         self.missing = MissingRows(rows) if missing and rows else None
-        # on the device, as the parity
+        # row numbers and deltas, on the device of the parity
         self._log: list[tuple[Tensor, int, Tensor]] = []
 
     @property
     def device(self) -> torch.device:
-        """Where the records lie."""
+        """The device of the records."""
         return self.records.device
 
     @property
@@ -58,8 +58,7 @@ class ParityRows:
     def apply(self, rows: Tensor, coefficient: int, deltas: Tensor) -> None:
         """`records[rows] ^= coefficient * deltas` over GF(2^8), logged; no row comes twice.
 
-        Rows that are missing are passed over: rebuilding them reads data that has the change
-        already.
+        Missing rows are passed over: rebuilding reads data that already has the change.
         """
         if self.missing is not None:
             keep = (~self.missing.among(rows)).nonzero().squeeze(1)
@@ -70,7 +69,7 @@ class ParityRows:
             self._log.append((rows, coefficient, deltas))
 
     def undo(self) -> None:
-        """Apply every logged delta again, which takes it back; calling it again changes nothing."""
+        """Take back every logged delta: apply the delta again. A second call changes nothing."""
         for rows, coefficient, deltas in self._log:
             parity_apply(self.records, rows, coefficient, deltas, unique=True)
         self._log.clear()

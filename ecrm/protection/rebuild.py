@@ -1,13 +1,14 @@
-"""One round of repair: missing rows decoded from any k units of their stripes.
+"""One round of repair: missing rows decoded from any k units of a stripe.
 
-First come rows that slots wait for, then rows wanted later and, up to a budget in all, others.
+Rows awaited by slots come first, then rows wanted later, then background rows, up to a budget in
+all.
 
-Further rows are probed: parity is linear byte by byte, so the last bytes of k units, of which that
-of a row is zero just where the row was never updated, tell which missing records are zeros. So rows
-that were updated come back without waiting for the others.
+Further rows are probed. The last byte of a record is zero just if the row was never updated. Parity
+is linear byte by byte, so the last bytes of k units show the missing records of zeros. So updated
+rows come back without waiting for never updated rows.
 
-A missing row's sources depend only on its stripe's residue and its unit number, so rows are handled
-in at most k + m groups per shard, each with one decoding matrix.
+The sources of a missing row depend only on the stripe's residue and the unit number. So rows are
+handled in at most 2k + m groups per shard and row space, with one decoding matrix per group.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from ecrm.transport.gpu_copies import on_device
 from ecrm.transport.message import Part, Received, in_groups
 
 PROBES_PER_ROW = 64
-"""Rows probed per row of the budget: a probe costs each source a byte, a row its record."""
+"""Rows probed per row of the budget: a probe costs a source a byte, a row a whole record."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit of one hosted shard, and the units that its rows are decoded from."""
+    """One unit of one shard, and the source units for decoding the unit's rows."""
 
     shard: int
     space: int
@@ -49,8 +50,8 @@ class Unit:
 class Group(Unit):
     """Missing local rows of a unit, to be decoded.
 
-    `wanted` says whether slots wait for them. A step asks for the first `asked` of them, whether
-    it waits or not.
+    `wanted`: whether slots wait for the rows. The first `asked` rows are asked for by a step, with
+    or without waiting.
     """
 
     local: Tensor
@@ -62,7 +63,7 @@ class Group(Unit):
 class Probe(Unit):
     """The rows of a unit in periods `first` to `last` - 1.
 
-    Their sources are asked for last bytes alone.
+    Sources are asked only for last bytes of records.
     """
 
     first: int
@@ -70,10 +71,10 @@ class Probe(Unit):
 
 
 class Rebuild(RepairRound):
-    """A round of repair over one view, as `Protection.begin_repair` has it.
+    """A round of repair over one view, for `Protection.begin_repair`.
 
-    It takes `wanted` rows, rows wanted `soon`, and others up to `budget` rows per hosted shard in
-    all.
+    The round takes all `wanted` rows and all rows wanted `soon`. Background rows fill up the
+    `budget` of rows per hosted shard.
     """
 
     def __init__(
@@ -99,11 +100,11 @@ class Rebuild(RepairRound):
         self._asked: list[tuple[int, tuple[int, ...], Tensor]] = []
 
     def requests(self) -> dict[int, list[Part]]:
-        """What this rank tells all and asks holders of sources.
+        """Messages to all ranks and to the holders of sources.
 
-        To all: the status of shards hosted here, headed (REPAIR). To holders: local rows, or none
-        and only the periods to probe, headed (REPAIR, number of what is asked, shard, space, unit,
-        whether wanted, first period, last + 1).
+        To all: the status of the rank's rebuilding shards, headed (REPAIR). To holders: local rows,
+        or no rows but periods to probe, headed (REPAIR, number of the group or probe, shard, space,
+        unit, whether wanted, first period, last + 1).
         """
         status = self._statuses
         outgoing: dict[int, list[Part]] = {}
@@ -117,7 +118,7 @@ class Rebuild(RepairRound):
     def _of_sources(
         self, number: int, ask: Group | Probe, ranks: Collection[int]
     ) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
-        """(rank, head without REPAIR, local rows) for each source of `ask` on one of `ranks`."""
+        """(rank, head without REPAIR, local rows) for each source of `ask` on `ranks`."""
         residue = self._shape.residue_of_unit(ask.shard, ask.unit)
         holders = ((source, self._shape.shard_of_unit(residue, source)) for source in ask.sources)
         here = [
@@ -134,9 +135,9 @@ class Rebuild(RepairRound):
             yield self._view.shards[holder], (number, holder, ask.space, source, *how), local
 
     def foresee(self, rows: Mapping[ShardSpace, Tensor]) -> None:
-        """Instead of `receive_requests`: what hosts of rebuilding shards will ask.
+        """Instead of `receive_requests`: foresee the requests of hosts of rebuilding shards.
 
-        Nothing is back yet of these shards, and `rows` of them are wanted soon.
+        No row of the shards is back yet, and `rows` of the shards are wanted soon.
         """
         whole = sum(
             layout.data_rows_per_shard + layout.parity_rows_per_shard
@@ -178,11 +179,11 @@ class Rebuild(RepairRound):
         self.report = RepairReport(left, on_demand)
 
     def answers(self) -> dict[int, list[Part]]:
-        """Records headed (number of what was asked, unit)."""
+        """Wanted records, headed (number of the group, unit)."""
         return self._answers(wanted=True)
 
     def rest(self) -> dict[int, list[Part]]:
-        """Records, or the last bytes of those probed, headed likewise."""
+        """Further records and probed last bytes, headed (number of the group or probe, unit)."""
         return self._answers(wanted=False)
 
     def _answers(self, wanted: bool) -> dict[int, list[Part]]:
@@ -198,9 +199,9 @@ class Rebuild(RepairRound):
         return replies
 
     def _status(self, wanted: dict[ShardSpace, Tensor]) -> Tensor:
-        """The status of each rebuilding shard hosted here, flat int64.
+        """The status of the rank's rebuilding shards, flat int64.
 
-        Four numbers each: shard, missing rows, rows decoded on demand, wanted rows.
+        Four numbers per shard: shard, missing rows, rows decoded on demand, wanted rows.
         """
         status: list[int] = []
         for shard in self._view.shards_of(self._context.transport.rank):
@@ -218,10 +219,10 @@ class Rebuild(RepairRound):
     def _choose(
         self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int
     ) -> list[Group | Probe]:
-        """Groups to recover and to probe in this round.
+        """Groups to recover and units to probe in the round.
 
-        All rows wanted now or soon; if they are fewer than the budget, missing data rows, then
-        parity rows, in row order.
+        All rows wanted now or soon. If the rows are fewer than the budget, also missing data
+        rows, then parity rows, in row order.
         """
         groups: list[Group | Probe] = []
         left, none = dict.fromkeys(self._view.rebuilding, budget), torch.empty(0, dtype=torch.int64)
@@ -259,7 +260,7 @@ class Rebuild(RepairRound):
     def _groups_of(
         self, key: ShardSpace, units: range, asked: Tensor, background: Tensor, wanted: bool
     ) -> Iterator[Group]:
-        """Local rows, by unit; local rows take the units in turn."""
+        """Local rows grouped by unit: local row r is of unit `units[r % len(units)]`."""
         chosen = torch.cat([asked, background])
         places = chosen % len(units)
         for place, unit in enumerate(units):
@@ -285,7 +286,7 @@ class Rebuild(RepairRound):
             )
 
     def _whole(self, residue: int) -> list[int]:
-        """Units of stripes of that residue on shards with nothing missing."""
+        """Units of the residue's stripes on shards without missing rows."""
         return [
             u
             for u in range(self._shape.width)
@@ -293,7 +294,7 @@ class Rebuild(RepairRound):
         ]
 
     def _sources(self, shard: int, unit: int) -> tuple[int, ...]:
-        """Units that the missing `unit` of a shard is decoded from."""
+        """Source units for decoding the missing `unit` of a shard."""
         return tuple(self._whole(self._shape.residue_of_unit(shard, unit))[: self._shape.k])
 
     def _of_periods(self, unit: int, first: int, last: int) -> slice:
@@ -309,17 +310,17 @@ class Rebuild(RepairRound):
         return layout.stripes_of_parity(group.shard, group.local)
 
     def _read(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
-        """What a source sends: records of one unit hosted here, uint8 [R, record bytes]."""
+        """The answer of a source: records of one hosted unit, uint8 [R, record bytes]."""
         return self._held(shard, space, unit, local)
 
     def _held(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
-        """Records of one unit hosted here, uint8 [R, record bytes]."""
+        """Records of one hosted unit, uint8 [R, record bytes]."""
         if unit < self._shape.k:
             return self._context.hosted[shard, space].store.read(local)
         return self._parity[shard, space].read(local)
 
     def _probe(self, shard: int, space: int, unit: int, local: slice) -> Tensor:
-        """Last bytes of records of one unit hosted here, uint8 [R]."""
+        """Last bytes of the records of one hosted unit, uint8 [R]."""
         return (
             self._context.hosted[shard, space].store
             if unit < self._shape.k
@@ -327,7 +328,7 @@ class Rebuild(RepairRound):
         ).last_bytes(local)
 
     def finish(self, answers: Mapping[int, Sequence[Received]]) -> None:
-        """Decode every group whose sources have answered, and fill in its rows."""
+        """Fill in the rows of every answered group, then the zero rows of every answered probe."""
         units: dict[tuple[int, int], Tensor] = {}
         for tensors in answers.values():
             for head, records in in_groups(tensors, 2):
@@ -340,7 +341,7 @@ class Rebuild(RepairRound):
         for number, sent in answered.items():
             if isinstance(group := self._asks[number], Group):
                 self._fill(group, sent)
-        # after those, which lie within these: of each row either is done once
+        # probes last: a group's row may lie within a probe, and must be removed only once
         for number, sent in answered.items():
             if isinstance(probe := self._asks[number], Probe):
                 self._fill_zeros(probe, sent)
@@ -365,21 +366,22 @@ class Rebuild(RepairRound):
         missing.probed(rows.stop)
 
     def _zeros(self, probe: Probe, sent: list[Tensor]) -> Tensor:
-        """Which records of a unit are zeros, bool [R], from last bytes of sources, uint8 [R].
+        """Whether records of a unit are zeros, bool [R], from last bytes of sources, uint8 [R].
 
-        Those of data that was never updated, and those of parity whose whole stripe was not.
+        Data records are zeros if never updated, parity records if the whole stripe was never
+        updated.
         """
         units = (probe.unit,) if probe.unit < self._shape.k else range(self._shape.k)
         matrix = torch.tensor(self._code.decode_matrix(probe.sources, units))
         return (decode([part.view(1, -1) for part in sent], matrix) == 0).all(dim=0).squeeze(0)
 
     def _recovered(self, group: Group, sent: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """(local rows, their records) from what each source sent, uint8 [R, bytes]."""
+        """(local rows, recovered records) from the bytes of each source, uint8 [R, bytes]."""
         matrix = torch.tensor(self._code.decode_matrix(group.sources, (group.unit,)))
         device = self._context.hosted[group.shard, group.space].store.device
         return group.local, decode([on_device(device, part) for part in sent], matrix)[0]
 
 
 def _without(rows: Tensor, others: Tensor) -> Tensor:
-    """Those of `rows`, int64 [R], that are not among `others`."""
+    """The `rows`, int64 [R], not among `others`."""
     return rows[~torch.isin(rows, others)]

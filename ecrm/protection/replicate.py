@@ -1,16 +1,16 @@
-"""Ultralight replication: `copies` of every row and its state, trainers' own included.
+"""Ultralight replication: `copies` of every row and its state, including copies of trainers.
 
 After "Lossless Failure Recovery of Parameter Servers with Ultralight Replication" (FreeLauncher).
-With the last results of a step the trainers are sent the rows of their next one, so whoever asks
-for a row holds its newest values until that row is updated again. At a commit the host of a shard
-counts, for each row changed, the trainers in other failure domains that have just been sent it; to
-those it sends the few bytes of optimizer state that make their copy whole, and only rows that too
-few ask for are sent to backups: hot rows, nearly all of what a step changes, are hardly ever sent
-twice.
+With the last results of a step, trainers are sent the rows of the next step. So a trainer asking
+for a row holds the newest values until the next update of the row. At a commit the host of a shard
+counts, for each changed row, the trainers in other failure domains asking for the row. The host
+sends the trainers the rest of the record, a few bytes of optimizer state, to make their copies
+whole. Only rows asked for by too few trainers are sent to backups. Hot rows, nearly all rows
+changed by a step, are hardly ever sent twice.
 
-Backups lie where chain replication has its links: a stripe of one data unit, the backup of shard s
-on shards s - 1, s - 2, ... A backup that is passed over is told so and marks the row stale; such a
-row is held by trainers, and updated by the next step, whose commit decides anew.
+Backups lie on the links of chain replication: a stripe has one data unit, the backup of shard s is
+on shards s - 1, s - 2, ... A backup passed over is told to mark the row stale. At least one trainer
+then holds the row, and the next step updates the row and decides anew at its commit.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class Held:
 class ReplicateProtection(ChainProtection):
     """`copies` of every row at every commit: any `copies` - 1 ranks may be lost.
 
-    `held` are this rank's copies as a trainer, as of the last commit.
+    `held` are the rank's copies as a trainer, as of the last commit.
     """
 
     name = "replicate"
     rows_kind = BackupRows
     rebuild_kind = CopyRebuild
     foresees_repair = False  # trainers' copies come first
-    rebuilding_may_move = False  # its host may be the last to have what trainers held
-    rebuilding_makes_whole = False  # copies that died with trainers come with the next step
+    rebuilding_may_move = False  # the new host may have the last copies, sent by trainers
+    rebuilding_makes_whole = False  # the next step replaces the copies of dead trainers
 
     def __init__(self, shards: int, copies: int) -> None:
         super().__init__(shards, copies)
@@ -85,19 +85,19 @@ class ReplicateProtection(ChainProtection):
 
     @property
     def newest_held(self) -> dict[ShardSpace, list[Held]]:
-        """This rank's copies as a trainer, of the commit that is being made if one is."""
+        """The rank's copies as a trainer, as of a commit in the making, or the last commit."""
         return self.held if self._next is None else self._next
 
     @property
     def repairs_ahead(self) -> bool:
-        """Not the first round, which begins with what trainers hold."""
+        """False until a first round, begun with the trainers' copies, is committed."""
         return self._delivered
 
     def failures_left(self, view: View, shape: StripeShape, gone: int) -> int:
         return min(super().failures_left(view, shape, gone), max(shape.m - gone, 0))
 
     def check_losses(self, view: View, dead: Sequence[int], gone: int, step: int) -> None:
-        """Raise Unrecoverable where deaths since the commit may have taken all copies of a row."""
+        """Raise Unrecoverable if deaths since the commit may have taken all copies of a row."""
         lost = sorted(
             {*view.rebuilding, *(shard for shard, host in enumerate(view.shards) if host in dead)}
         )
@@ -111,7 +111,7 @@ class ReplicateProtection(ChainProtection):
         return ReplicateProtection(shape.shards, shape.m + 1)
 
     def _backup(self, shard: int, space: int) -> BackupRows:
-        return cast(BackupRows, self.parity[shard, space])  # `rows_kind` has made it
+        return cast(BackupRows, self.parity[shard, space])  # made by `rows_kind`
 
     def adopt(self, view: View, missing: bool = True) -> None:
         super().adopt(view, missing)
@@ -127,7 +127,9 @@ class ReplicateProtection(ChainProtection):
         for shard, space, rows in (
             (*key, rows) for key in sorted(deltas) for rows, _ in deltas[key]
         ):
+            # an unchanged shard is protected as it is
             if rows.numel():
+                # without `ahead` no trainer is sure to get the newest rows: backups hold all copies
                 askers = {} if ahead is None else ahead.askers(shard, space, rows)
                 self._spread(shard, space, rows, askers, view, outgoing)
         self._tails, self._next = {}, {}
@@ -150,12 +152,13 @@ class ReplicateProtection(ChainProtection):
         view: View,
         outgoing: dict[int, list[Part]],
     ) -> None:
-        """Add to `outgoing` what makes m other failure domains hold each row.
+        """Add to `outgoing` the messages to make m other failure domains hold each row.
 
-        That is tails to those that ask for the row, records to the rest. Where there are not so
-        many, all backups hold it.
+        Trainers asking for the row get the tail, backups in further domains the record. With fewer
+        than m other domains, all backups hold the row.
 
-        `askers[slot]` is (its rank, the place of each row in what it asks for or -1, int64 [R]).
+        `askers[slot]` is (rank of the slot, place of each row in the slot's request or -1, int64
+        [R]).
         """
         m, layout, store = (
             self.shape.m,
@@ -172,15 +175,19 @@ class ReplicateProtection(ChainProtection):
         taken: dict[int, Tensor] = {}
         for slot, (rank, places) in sorted(askers.items()):
             domain = view.domains[rank]
+            # a copy in the host's own domain would be lost together with the row
             if domain == own:
                 continue
             already = taken.setdefault(domain, torch.zeros(rows.numel(), dtype=torch.bool))
+            # more than m copies, or two in one domain, would cover no further loss
             chosen = (places >= 0) & (copies < m) & ~already
             here = chosen.nonzero().squeeze(1)
+            # an empty tail would make an empty copy on the trainer
             if not here.numel():
                 continue
             copies[here] += 1
             already[here] = True
+            # a backup in the trainer's domain would be lost together with the trainer
             if domain in held_by:
                 held_by[domain][here] = True
             outgoing.setdefault(rank, []).extend(
@@ -190,25 +197,30 @@ class ReplicateProtection(ChainProtection):
         sent = {holder: torch.zeros(rows.numel(), dtype=torch.bool) for holder in links}
         for holder in links:
             domain = view.domains[view.shards[holder]]
+            # a backup in the host's own domain would be lost together with the row
             if domain != own:
                 sent[holder] = (copies < m) & ~held_by[domain]
                 held_by[domain] |= sent[holder]
                 copies += sent[holder]
         for holder in links:
+            # too few domains for m copies: ranks of one domain may still die one by one
             sent[holder] |= copies < m
             local = layout.local_parity(rows, link_of[holder])
+            # a backup passed over must not serve its old record in a rebuild
             for kind, here in ((BACKUP, sent[holder]), (STALE, ~sent[holder])):
                 here = here.nonzero().squeeze(1)
+                # often all rows are of one kind: the empty message is saved
                 if here.numel():
+                    # a stale mark needs no record, but receivers read groups of three parts
                     content = store.read(rows[here] if kind == BACKUP else rows[:0])
                     outgoing.setdefault(view.shards[holder], []).extend(
                         ((kind, holder, space, 0), local[here], content)
                     )
 
     def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Received]]) -> None:
-        """Make copies of the next step's rows, which this rank's slots have been sent.
+        """Make copies of the next step's rows, sent to the rank's slots.
 
-        The tails that came before complete them.
+        The tails received before complete the rows.
         """
         assert self._next is not None, "protect() comes first"
         found = asked.found(replies) if self._tails else {}
@@ -225,7 +237,7 @@ class ReplicateProtection(ChainProtection):
                 picked=chosen,
             )
             records.view(torch.uint8)[:, 4 * values.shape[1] :] = tails
-            begun = tails[:, -1] != 0  # of rows that were ever updated, not passed over
+            begun = tails[:, -1] != 0  # false for a row passed over and never updated
             if not begun.all():
                 records[~begun] = 0.0
             self._next.setdefault((shard, space), []).append(
@@ -244,7 +256,7 @@ class ReplicateProtection(ChainProtection):
         self._next, self._tails, self._delivered = None, {}, False
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
-        """First the trainers' copies of lost rows, newer than any backup, then as with parity."""
+        """Restore lost rows from trainers' copies, as new as any backup, then as parity does."""
         if not self._delivered:
             outgoing: dict[int, list[Part]] = {}
             for (shard, space), copies in sorted(self.held.items()):
@@ -264,5 +276,5 @@ class ReplicateProtection(ChainProtection):
         return super().repair(wanted, budget, view)
 
     def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
-        """None: a backup may be stale."""
+        """`None`: a backup may be stale."""
         return None

@@ -1,4 +1,4 @@
-"""A lost shard's rows on their way from the durable tier to its new host, some at each round."""
+"""Restoring the rows of a lost shard on the new host from the durable tier, some per round."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.storage.hosted import HostedShard
 
 Piece = tuple[int, Tensor, Tensor]
-"""(row space, local rows int64 [R], their records uint8 [R, B])."""
+"""(row space, local rows int64 [R], records of the rows uint8 [R, B])."""
 
 PIECES_PER_ROUND = 4
-"""Pieces of rows read, or parts of files checked, in a round at most: a few megabytes each."""
+"""Most pieces of rows read, or parts of files checked, per round: a few megabytes each."""
 
 
 class ShardReader(Protocol):
     """One shard's rows in the durable tier.
 
-    `step` is how many steps are in them, None until `check` has come to its end. `refused` says
-    why something newer is not used. `begins` is whether the run began with them, so that only their
+    `step` is the number of steps in the rows, `None` until `check` has ended. `refused` has the
+    reasons for not using newer rows. `begins`: whether the run began with the rows, so only their
     values count.
     """
 
@@ -30,17 +30,17 @@ class ShardReader(Protocol):
     begins: bool
 
     def check(self) -> Iterator[None]:
-        """Find out what there is; yields after each bit of the work."""
+        """Find the newest usable rows; yields after each part of the work."""
 
     def pieces(self) -> Iterator[Piece]:
-        """The shard's rows; of a row that comes again the first counts.
+        """The shard's rows; of a repeated row the first record counts.
 
-        Rows that do not come have records of zeros.
+        Rows never yielded have records of zeros.
         """
 
 
 class RowSource(Protocol):
-    """The durable tier, as a rank sees it by itself."""
+    """The durable tier, as seen by a rank alone."""
 
     def read(self, shard: int, layouts: Sequence[RowLayout]) -> ShardReader:
         """A reader of one shard's rows."""
@@ -49,7 +49,7 @@ class RowSource(Protocol):
 class Restoring:
     """Fills in the missing rows of one shard, `hosted` by row space.
 
-    What it restored counts from the commit on.
+    Restored rows count from the commit on.
     """
 
     def __init__(self, reader: ShardReader, hosted: Mapping[int, HostedShard]) -> None:
@@ -68,9 +68,9 @@ class Restoring:
         return sum(hosted.missing_rows for hosted in self._hosted.values())
 
     def go_on(self, budget: int) -> None:
-        """Restore up to `budget` rows that are in the durable tier.
+        """Restore up to `budget` rows of the durable tier, from PIECES_PER_ROUND pieces at most.
 
-        After the last of them all others are zeros.
+        After the last piece, all rows still missing become zeros.
         """
         for _ in range(PIECES_PER_ROUND):
             if not budget:
@@ -91,7 +91,7 @@ class Restoring:
             budget -= now.numel()
 
     def _next_piece(self) -> bool:
-        """See that there is a piece to go on with, of missing rows alone; whether there is."""
+        """Return whether a piece is left; `_rest` is then a piece of missing rows alone."""
         if self._pieces is None:
             self._pieces = self.reader.pieces()
         if self._rest is None or not self._rest[1].numel():

@@ -1,11 +1,13 @@
 """Scrubbing: each commit encodes the next window of stripes again and compares the parity.
 
-Every unit of a stripe travels once, to the rank that holds its first parity. Between bringing
-parity up to date and the commit, rows and parity are of one step, and XOR deltas keep what parity
-misses whatever is updated. What is found counts from the commit on, as everything learned from an
-exchange does: the agreement says whether anybody found something; only then is it told to all, who
-agree once more, and each rank puts right what it holds. Until then nothing is changed, so a step
-taken back takes back nothing here but the window, which is checked again.
+Every unit of a stripe travels once, to the holder of the stripe's first parity. Between bringing
+parity up to date and the commit, rows and parity are of one step. XOR deltas leave the syndrome of
+a stripe unchanged, so an error stays visible through all updates.
+
+Findings count from the commit on, like everything learned from an exchange. The agreement tells
+whether any rank has findings. Only then do all ranks share the findings and agree once more, and
+each rank corrects its own units. Nothing is changed before, so taking back a step takes back only
+the window. The window is then checked again.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from ecrm.transport.message import Part, in_groups
 
 @dataclass(frozen=True)
 class Finding:
-    """A stripe whose parity is not that of its data; `unit` is the wrong one, None if unknown.
+    """A stripe with parity and data in conflict; `unit` is the wrong unit, `None` if unknown.
 
-    `error`, uint8 [record bytes] or empty, is what that unit was off by. `exact`: nothing has used
-    the wrong bits, so that with them put right the model is what it would have been.
+    `error`, uint8 [record bytes] or empty, is the XOR of the unit's wrong and right bytes. `exact`:
+    nothing has used the wrong bits, so with the error corrected the model is the undisturbed one.
     """
 
     space: int
@@ -51,7 +53,7 @@ class Finding:
 class ScrubReport:
     """Totals over all ranks, up to the commit.
 
-    Records compared, data and parity; times round all of them; findings.
+    Records compared, data and parity; passes over all records; findings.
     """
 
     rows_checked: int = 0
@@ -65,7 +67,7 @@ class ScrubReport:
 class _Window:
     """Stripes of one row space checked since the commit.
 
-    `periods` are int64; `found` is what this rank has found in them, `told` what all have.
+    `periods` are int64; `found` are the rank's own findings, `told` the findings of all ranks.
     """
 
     space: int
@@ -75,11 +77,11 @@ class _Window:
 
 
 class Scrub:
-    """One rank's part in going round all stripes; every live rank makes the same calls.
+    """One rank's part in passing over all stripes; every live rank makes the same calls.
 
-    `rows_per_step` are data and parity rows per shard and check, at least one stripe of each
-    residue; `rows_per_pass` those of all shards. `report` and the place in the round are the same
-    on all ranks at a commit.
+    `rows_per_step` counts data and parity rows per shard and check, at least one stripe of each
+    residue; `rows_per_pass` counts the rows of all shards. `report` and the place in the pass are
+    the same on all ranks at a commit.
     """
 
     def __init__(
@@ -101,29 +103,29 @@ class Scrub:
         self.rows_per_pass = (
             sum(layout.periods for layout in context.layouts) * self._rows_per_period
         )
-        self._space = self._first = 0  # where the next window begins
+        self._space = self._first = 0  # begin of the next window
         self._window: _Window | None = None
-        # data rows that steps have used since they were last checked
+        # data rows used by steps since the last check of the rows
         self._used: dict[ShardSpace, Tensor] = {}
-        # rows checked until which a finding may be from before a rebuild that has read it
+        # with fewer rows checked, a rebuild may have read the wrong bits of a finding
         self._exact_from = 0
-        # (space, stripe) told before and not put right; the same on all ranks
+        # (space, stripe) of findings told before and not repaired; the same on all ranks
         self._known: set[tuple[int, int]] = set()
         self.report = report or ScrubReport()
 
     @property
     def clean(self) -> bool:
-        """Whether this rank has found nothing since the commit."""
+        """Whether the rank has no findings since the commit."""
         return self._window is None or not self._window.found
 
     def used(self, shard: int, space: int, rows: Tensor) -> None:
-        """A step has read and changed these local rows of a hosted shard."""
+        """Note local rows of a hosted shard as read and changed by a step."""
         self._mask(shard, space)[rows] = True
 
     def rebuilding(self, shards: Collection[int]) -> None:
-        """Rows of these shards will be decoded.
+        """Note that rows of `shards` will be decoded.
 
-        What is wrong now may get into them, and their stripes agree afterwards.
+        Present errors may get into decoded rows; rows and parity agree afterwards.
         """
         self._exact_from = self.report.rows_checked + self.rows_per_pass
         members = [set(self._shape.members(residue)) for residue in range(self._shape.shards)]
@@ -136,7 +138,7 @@ class Scrub:
     def check(self, view: View, at_least: int = 0) -> None:
         """Collective, parity up to date, nothing rebuilding: compare the next window.
 
-        It is of `at_least` so many rows per shard.
+        The window has about `rows_per_step` rows per shard, or `at_least` rows if more.
         """
         count = max(1, max(self._rows_per_step, at_least) // self._shape.width)
         periods = torch.arange(
@@ -155,7 +157,7 @@ class Scrub:
         self._window = window
 
     def tell(self) -> None:
-        """Collective, after some rank was not `clean`: share what was found."""
+        """Collective, after some rank was not `clean`: share the findings."""
         window, message = self._window, list[Part]()
         assert window is not None
         for finding in window.found:
@@ -168,9 +170,9 @@ class Scrub:
                 )
 
     def committed(self) -> list[Finding]:
-        """What was checked and told counts: put right what is held here.
+        """Accept the checked window and the told findings: correct the rank's wrong units.
 
-        Returns all ranks' findings, the same on every rank.
+        Returns the findings of all ranks, the same on every rank.
         """
         window, self._window = self._window, None
         if window is None:
@@ -192,7 +194,7 @@ class Scrub:
         return window.told
 
     def undo(self) -> None:
-        """Forget what was checked since the commit; calling it again changes nothing."""
+        """Forget the window checked since the commit; a second call changes nothing."""
         self._window = None
 
     def _go_on_from(self, period: int) -> None:
@@ -212,7 +214,7 @@ class Scrub:
         return self._used[key]
 
     def _units(self, window: _Window, view: View) -> dict[int, list[Part]]:
-        """Message per judging rank: (residue, unit), records of the window, which were used."""
+        """Message per judging rank: (residue, unit), records of the window, used flags."""
         k, m = self._shape.k, self._shape.m
         outgoing: dict[int, list[Part]] = {}
         for shard, space in sorted(self._parity):
@@ -256,7 +258,7 @@ class Scrub:
         return found
 
     def _put_right(self, finding: Finding) -> None:
-        """At a commit, when no log holds anything: XOR the error away, if the unit is held here."""
+        """At a commit, with all logs empty: XOR the error away, if the rank holds the unit."""
         assert finding.unit is not None
         shard = self._shape.shard_of_unit(finding.stripe % self._shape.shards, finding.unit)
         key = (shard, finding.space)

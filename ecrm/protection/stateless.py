@@ -1,12 +1,12 @@
-"""Stateless parameter servers: training does not wait for a lost shard, nor get all of it back.
+"""Stateless parameter servers: training does not wait for a lost shard, and loses some updates.
 
 After the stateless parameter server of "Training Through Failure: Effects of Data Consistency in
 Parallel Machine Learning Training" (Cao, Luo, Gan and Jinesh, 2024), which trades consistency for
-going on. While a shard is gone, slots go on with its rows as they last saw them and keep its
-gradients (`ecrm/requests/stand_in.py`). Its new host fills it from the newest checkpoint by
-itself, some rows at each step (`ecrm/protection/restoring.py`); then it is sent what was kept and
-applies it, step by step, and answers for itself from that very step on. What was updated between
-the checkpoint and the failure is lost, and the gradients kept were computed from old rows.
+going on. While a shard is gone, slots go on with the rows last seen and keep the shard's gradients
+(`ecrm/requests/stand_in.py`). The new host alone fills the shard from the newest checkpoint, some
+rows at each step (`ecrm/protection/restoring.py`). Then the host is sent the kept gradients and
+applies them, step by step. From the same step on the shard answers for itself. Updates between the
+checkpoint and the failure are lost, and the kept gradients were computed from old rows.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ DENSE_REPLICAS = 2
 
 
 class StatelessProtection(NoProtection):
-    """Any shards may be lost while a dense replica is left: they are restored from `source`.
+    """Any shards may be lost while a dense replica is left: `source` restores lost shards.
 
-    Not exact: `accounts` says what did not come back. A rank that runs slots remembers
-    `last_seen_rows` rows of each row space. None for the source is one whose layout is asked alone.
+    Not exact: `accounts` reports the losses. A rank with slots remembers up to `last_seen_rows`
+    rows of each row space. A `source` of `None` suffices for questions about the layout.
     """
 
     name = "stateless"
@@ -49,11 +49,11 @@ class StatelessProtection(NoProtection):
         self.keeps_deltas = True
         self._source, self._last_seen_rows = source, last_seen_rows
         self._restoring: dict[int, Restoring] = {}
-        # the commit that survivors went back to when a shard was lost
+        # by lost shard: the commit that survivors went back to
         self._lost_at: dict[int, int] = {}
-        # shards that got what was kept since the commit: their accounts
+        # accounts of shards that got the kept gradients since the commit
         self._delivered: dict[int, dict[str, Any]] = {}
-        self._counted: dict[int, dict[str, Any]] = {}  # the same of the commit before
+        self._counted: dict[int, dict[str, Any]] = {}  # delivered before the last commit
 
     @property
     def dense_replicas(self) -> int:
@@ -99,9 +99,9 @@ class StatelessProtection(NoProtection):
         self.stand_in.away = frozenset(view.rebuilding)
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
-        """Restore some rows; give shards that have all of them what was kept for them.
+        """Restore some rows; send the kept gradients to shards with all rows restored.
 
-        Nothing is ever `wanted`.
+        `wanted` is always empty.
         """
         for _, restoring in sorted(self._restoring.items()):
             restoring.go_on(budget)
@@ -121,10 +121,10 @@ class StatelessProtection(NoProtection):
     def _share_state(
         self, view: View
     ) -> tuple[dict[int, int], dict[int, tuple[int, list[str]]], dict[int, list[int]]]:
-        """The state of every rebuilding shard.
+        """Collective: the state of every rebuilding shard, three maps by shard.
 
-        Rows left to restore; the step of its checkpoint and why others are not used; what all ranks
-        together kept and gave out.
+        Rows left to restore; step of the checkpoint and reasons against newer checkpoints; totals
+        over all ranks of slot steps kept, rows kept, last seen and initial rows given out.
         """
         hosts: list[list[Any]] = []
         slots: list[list[int]] = []
@@ -151,7 +151,7 @@ class StatelessProtection(NoProtection):
     def _account(
         self, shard: int, checkpoint: int, refused: list[str], told: list[int], slots: int
     ) -> dict[str, Any]:
-        """What did not come back of a shard that has what was kept for it."""
+        """The losses of a shard that has got the kept gradients."""
         kept, kept_rows, seen, initial = told
         lost_at, now = self._lost_at[shard], self._context.committed
         return {
@@ -168,9 +168,9 @@ class StatelessProtection(NoProtection):
         }
 
     def _deliver(self, due: Sequence[int], view: View) -> None:
-        """Collective: send what is kept for shards to their hosts.
+        """Collective: send the gradients kept for the `due` shards to the hosts.
 
-        They apply it in the order of steps, one update per step.
+        The hosts apply the gradients in the order of steps, one update per step.
         """
         outgoing: dict[int, list[Part]] = {}
         for shard in due:

@@ -1,1 +1,1 @@
-"""What a run is before and after its ranks: its plan, where it begins, and its folder."""
+"""A run before and after the life of its ranks: plan, start, and run folder."""

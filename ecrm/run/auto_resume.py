@@ -1,7 +1,7 @@
-"""`--resume auto`: one command line for every start of a run.
+"""`--resume auto`: the same command line for every start of a run.
 
-It starts the run, goes on with it in its own folder, or does nothing once it is complete. Imports
-no torch.
+The command starts the run, continues the run in its folder, or does nothing for a complete run.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ecrm.run.run_lock import LOCK, is_empty, refuse_if_held
 from ecrm.run.session_folders import newest_session
 
 AUTO_RESUME = Path("auto")
-"""What --resume has in place of a folder."""
+"""The value of --resume in place of a folder."""
 EVENTS = "events.jsonl"
 _DRAFTS = (".*.json", ".*.json.*", ".probe.*")
 _ENDINGS = {"stopped.json": "stopped", "failure.json": "failed"}
@@ -33,10 +33,9 @@ _ENDINGS = {"stopped.json": "stopped", "failure.json": "failed"}
 
 @dataclass(frozen=True)
 class Found:
-    """What `auto` found.
+    """The result of `look`.
 
-    `resume` is the folder to go on from, None for a run that begins. `complete` says that nothing
-    is left to do.
+    `resume` is the folder to go on from, `None` for a new run. `complete`: no work is left.
     """
 
     resume: Path | None = None
@@ -44,9 +43,9 @@ class Found:
 
 
 def look(run_dir: Path | None, resume: Path | None, mine: bool = False) -> Found:
-    """What a run in `run_dir` goes on from; `resume` itself where that is not AUTO_RESUME.
+    """Find the folder for a run in `run_dir` to go on from; `resume` itself if not AUTO_RESUME.
 
-    `mine`: this process holds the folder. Raises UsageError where `auto` must not touch the folder.
+    `mine`: this process holds the folder. Raises UsageError if `auto` must not touch the folder.
     """
     if resume != AUTO_RESUME:
         return Found(resume)
@@ -68,7 +67,7 @@ def _look(run_dir: Path, mine: bool) -> Found:
     if is_empty(run_dir):
         return Found()
     starts = [event for event in events_of(run_dir) if event.get("event") == "start"]
-    # a rank must not open the lock that it holds a second time: it has written its own run there
+    # a rank holding the lock must not open the file again; its own run is written in the file
     if not starts and not mine and not read_json(run_dir / LOCK).get("run"):
         raise UsageError(
             f"--run-dir {run_dir}: neither empty nor the folder of a run; name another folder"
@@ -84,7 +83,10 @@ def _look(run_dir: Path, mine: bool) -> Found:
 
 
 def gone_on_from(run_dir: Path) -> Path | None:
-    """What a run in a folder goes on from with AUTO_RESUME; None where it begins at step 0."""
+    """The folder for a run in `run_dir` to go on from with AUTO_RESUME; `None` to begin at step 0.
+
+    Without own checkpoints or mapped files, a run goes on from the source of its first start.
+    """
     if find(run_dir / CHECKPOINTS)[0] or files_at(run_dir) is not None:
         return run_dir
     starts = [event for event in events_of(run_dir) if event.get("event") == "start"]
@@ -93,9 +95,9 @@ def gone_on_from(run_dir: Path) -> Path | None:
 
 
 def check_same(run_dir: Path, mine: dict[str, Any]) -> None:
-    """Raise UsageError unless the run in `run_dir` is `mine`, as `about` has it.
+    """Raise UsageError unless the run in `run_dir` is `mine`, a result of `about`.
 
-    A run that has not begun is.
+    A run without a start event passes.
     """
     starts = [
         event for event in events_of(run_dir) if event.get("event") == "start" and "run" in event
@@ -124,7 +126,7 @@ def check_same(run_dir: Path, mine: dict[str, Any]) -> None:
 
 
 def _begun_otherwise(before: Any, here: Any) -> str:
-    """The first table that differs in the numbers alone that it begins with; "" for none."""
+    """The first differing table, if only its first values differ; else ""."""
     if not isinstance(before, dict) or not isinstance(here, dict):
         return ""
     for name, table in here.items():
@@ -136,7 +138,7 @@ def _begun_otherwise(before: Any, here: Any) -> str:
 
 
 def about(config: Config) -> dict[str, Any]:
-    """What makes two starts the same run: all that the bits of its model depend on."""
+    """The identity of a run, the same at every start: all settings deciding the model's bits."""
     same = {
         name: value
         for name, value in identity(config).items()
@@ -146,9 +148,9 @@ def about(config: Config) -> dict[str, Any]:
 
 
 def tidy(run_dir: Path) -> str:
-    """Remove what a life that has ended left half-written, and its word of how it ended.
+    """Remove half-written files of an ended life, and the file about its end.
 
-    Returns how it ended: stopped, failed, or killed.
+    Also removes ranks.json and trace.json. Returns the kind of end: stopped, failed, or killed.
     """
     ended = [word for name, word in _ENDINGS.items() if (run_dir / name).exists()]
     for pattern in (*_DRAFTS, *_ENDINGS, "ranks.json", "trace.json"):
@@ -156,13 +158,13 @@ def tidy(run_dir: Path) -> str:
             path.unlink()
     with contextlib.suppress(FileNotFoundError), open(run_dir / EVENTS, "r+b") as file:
         text = file.read()
-        file.truncate(text.rfind(b"\n") + 1)  # a line that a power cut tore
+        file.truncate(text.rfind(b"\n") + 1)  # a line torn by a power cut
     CheckpointFolder(run_dir / CHECKPOINTS, Disk()).tidy()
     return ended[0] if ended else "killed"
 
 
 def events_of(run_dir: Path) -> list[dict[str, Any]]:
-    """What is in events.jsonl; lines that are not whole are left out."""
+    """The events in events.jsonl; incomplete lines are left out."""
     events = []
     with contextlib.suppress(OSError):
         for line in (run_dir / EVENTS).read_text(errors="replace").splitlines():
@@ -172,10 +174,10 @@ def events_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def lives_of(events: Sequence[dict[str, Any]], ended: str) -> list[dict[str, Any]]:
-    """Each start of a run in turn, out of its events.
+    """The lives of a run, from its events, in order.
 
-    For each: when it `began`, from and up to which step it was seen, its failures, and how it
-    `ended`.
+    The fields of a life: the time it `began`, its first step, the last step seen, the number of
+    failures, and how the life `ended`; `ended` is given for the last life.
     """
     lives: list[dict[str, Any]] = []
     for event in events:

@@ -1,4 +1,4 @@
-"""What a run will do and what it goes on from, checked before anything is started.
+"""The plan of a run and its starting point, checked before any process starts.
 
 Imports no torch.
 """
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 def plan(config: Config, kills: Sequence[Kill] = (), data_began: int = 0) -> int:
-    """The number of steps of a run.
+    """Return the number of steps of a run.
 
-    Looks at the manifest and the sizes of the dataset's files, not into them. Passes over the data
+    Reads the manifest and the sizes of the dataset's files, not the contents. Passes over the data
     count from the step `data_began` on, train.steps from the first step of the model.
 
-    Raises UsageError where there is no dataset, it is too small for the config, or a kill names a
-    rank or step outside the run; DataError where the dataset is damaged.
+    Raises UsageError for a missing dataset, a dataset too small for the config, or a kill with a
+    rank or step outside the run; DataError for a damaged dataset.
     """
     path = Path(config.data.path)
     manifest = read_manifest(path)
@@ -77,7 +77,7 @@ def _steps(config: Config, train_rows: int, data_began: int) -> int:
 class BuiltIn:
     """The built-in model over the data of a `config`: a `Trained`.
 
-    `on` is the GPU that its dense part is trained on, in words; "" for the CPU.
+    `on` is the GPU for training the dense part, in words; "" for the CPU.
     """
 
     config: Config
@@ -113,14 +113,14 @@ class BuiltIn:
 
 @dataclass(frozen=True)
 class Start:
-    """What a run does and begins with.
+    """The plan and the starting point of a run.
 
-    - `steps`: how many it has.
-    - `identity`: what is trained.
-    - `checkpoints`: those to go on from, newest first; `refused` is a line for each other one.
-    - `mapped`: the folder of mapped files, where the run has some.
-    - `changed`: a line for each thing that differs from the run to go on from.
-    - `begins_with`: another run's checkpoint, whose weights are those of step 0.
+    - `steps`: the number of steps.
+    - `identity`: the identity of the trained model.
+    - `checkpoints`: checkpoints to go on from, newest first; `refused`: a line per unusable one.
+    - `mapped`: the folder of mapped files, if any.
+    - `changed`: a line per difference from the run to go on from.
+    - `begins_with`: a foreign checkpoint with the weights of step 0.
     """
 
     steps: int
@@ -133,7 +133,7 @@ class Start:
 
     @property
     def data_began(self) -> int:
-        """The step whose batch begins with the first row of the data."""
+        """The step with the first row of the data at the begin of its batch."""
         began: int = self.identity["data_began"]
         return began
 
@@ -146,10 +146,10 @@ def plan_start(
     init_from: Path | None = None,
     trained: Trained | None = None,
 ) -> Start:
-    """What a run of `config` does and begins with; `trained` is by default the built-in model.
+    """Plan a run of `config`; `trained` is by default the built-in model.
 
-    It goes on from `resume`, or else begins with the weights of `init_from`. Raises UsageError and
-    DataError, with what to type, where the config cannot be run so.
+    The run goes on from `resume`, or else begins with the weights of `init_from`. Raises UsageError
+    and DataError, with advice on options, if the config cannot run like this.
     """
     if trained is None:
         trained = BuiltIn(config)
@@ -173,16 +173,16 @@ def plan_start(
 
 
 def _steps_of(config: Config, trained: Trained, kills: Sequence[Kill], data_began: int = 0) -> int:
-    """The number of steps. Raises UsageError where a kill names a rank or step outside of it."""
+    """The number of steps. Raises UsageError for a kill with a rank or step outside the run."""
     steps = trained.steps(data_began)
     check_kills(kills, config.world_size, steps)
     return steps
 
 
 def _begin(config: Config, trained: Trained, kills: Sequence[Kill], init_from: Path) -> Start:
-    """A run at step 0 with the weights of the newest checkpoint at `init_from`.
+    """Plan a run from step 0 with the weights of the newest checkpoint at `init_from`.
 
-    Rows that the checkpoint does not have begin as they began there.
+    Rows missing in the checkpoint get the first values of the checkpoint's run.
     """
     if config.protection.name == "mapped":
         raise UsageError(
@@ -199,9 +199,9 @@ def _begin(config: Config, trained: Trained, kills: Sequence[Kill], init_from: P
 
 
 def kept_by(resume: Path | None) -> dict[str, Any]:
-    """Config keys that must stay as they were in a run that goes on from `resume`.
+    """Config values fixed for a run going on from `resume`, for `load_config`.
 
-    For `load_config`; none where there is no run.
+    Empty without `resume`, and if `resume` has no usable run.
     """
     if resume is None:
         return {}
@@ -218,11 +218,11 @@ def kept_by(resume: Path | None) -> dict[str, Any]:
 
 
 def view_over(config: Config, protection: Protection, names: Sequence[str]) -> View:
-    """Where roles are at the start over the failure domains of the ranks, by name.
+    """The first view, with roles spread over failure domains; `names` are the domains of ranks.
 
-    Raises UsageError, with what to type, where these are too few.
+    Raises UsageError, with advice on options, for too few failure domains.
     """
-    from ecrm.placement.assignment import CannotKeepApart, initial_view  # torch comes along
+    from ecrm.placement.assignment import CannotKeepApart, initial_view  # imports torch
 
     cluster = config.cluster
     domains = [names.index(name) for name in names]

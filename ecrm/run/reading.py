@@ -1,4 +1,4 @@
-"""Reads what a run leaves in its folder: events.jsonl, whole or as it grows, and JSON files."""
+"""Reads files of a run folder: events.jsonl, whole or while growing, and JSON files."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any
 
 LAUNCH = "ECRM_LAUNCH"
-"""Environment variable that tells ranks of which launch they are.
+"""Environment variable with the launch of a rank.
 
-What they leave in the run folder says it too.
+Files of ranks in the run folder also name the launch.
 """
 
 Event = dict[str, Any]
 
 OPENING = '{"time": '
-"""How every line begins.
+"""The begin of every line.
 
-Inside a line it shows where another one begins, after a rank died while writing.
+Inside a line, the text marks the begin of a second line, after a rank died while writing.
 """
 
 
 def parse_events(text: str) -> tuple[list[Event], int]:
     """(events in the order of their lines, number of damaged lines).
 
-    A rank killed while it writes leaves a line cut short, which the next line then continues; of
-    such a pair the second is saved. Both empty lines and a last line without newline are allowed.
+    A rank killed while writing leaves a line cut short, and the next event continues the line. The
+    second event of such a pair is kept. Empty lines and a last line without newline are allowed.
     """
     return _parse_lines(text.split("\n"))
 
@@ -53,13 +53,13 @@ def _event(line: str) -> Event | None:
 
 
 class EventTail:
-    """Hands out each event of a growing file once, when its line is complete."""
+    """Hands out every event of a growing file once, when the line is complete."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
 
     def new_events(self) -> list[Event]:
-        """Events written since the last call; none while there is no file, or it cannot be read."""
+        """Events written since the last call; empty without a readable file."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -72,12 +72,12 @@ class EventTail:
 
 
 def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The launch that this process belongs to, None where the line of mpirun was typed by hand."""
+    """The launch of this process, `None` for a line of mpirun typed by hand."""
     return environ.get(LAUNCH)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no file, or no object in it."""
+    """The object in a JSON file; empty if the file is missing or has no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -86,6 +86,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_own(path: Path, launch: str | None) -> dict[str, Any]:
-    """`read_json` of a file that ranks of this launch have written; empty if others have."""
+    """`read_json` of a file written by ranks of `launch`; empty for files of a different launch."""
     content = read_json(path)
     return content if content.get("launch") == launch else {}

@@ -22,7 +22,7 @@ STOPPED_DRAFT = ".stopped.json"
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON text of plain values; null for floats that JSON has no word for (NaN, infinities)."""
+    """JSON text of plain values; null for floats without a JSON form (NaN, infinities)."""
     return json.dumps(_sayable(value), indent=indent, allow_nan=False)
 
 
@@ -35,23 +35,23 @@ def _sayable(value: Any) -> Any:
 
 
 class RunFolder:
-    """Writes one run's files; without a folder every call does nothing. One rank at a time writes.
+    """Writes the files of a run; without a folder every call does nothing.
 
-    `trouble` says what this rank could not write and why, None while all went well: nothing is
-    raised in the middle of a step; whoever writes looks at it, and what was not written is not
-    tried again.
+    Only one rank writes at a time. `trouble` describes the first failed write and the reason,
+    `None` without a failed write. No write raises in the middle of a step: the writing rank looks
+    at `trouble`. After a failed write no write is tried.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.trouble: str | None = None
-        self.earlier = 0  # events of starts before this one
-        self.unwritten_bytes = 0  # that were to be written when the trouble began
+        self.earlier = 0  # number of events of earlier starts
+        self.unwritten_bytes = 0  # size of the first failed write
         if path is not None:
             make_run_dir(path)
 
     def event(self, fields: dict[str, Any]) -> None:
-        """Append one line to events.jsonl, in one write: all of it or nothing.
+        """Append a line to events.jsonl, in a single write: the whole line or nothing.
 
         The line also gets the time, in seconds since the epoch.
         """
@@ -72,7 +72,7 @@ class RunFolder:
             self._in_trouble(file, error, len(line))
 
     def events(self) -> list[dict[str, Any]]:
-        """The events of this start of the run in events.jsonl, without lines that are not whole."""
+        """The events of this start of the run in events.jsonl, without incomplete lines."""
         return self.all_events()[self.earlier :]
 
     def all_events(self) -> list[dict[str, Any]]:
@@ -80,9 +80,9 @@ class RunFolder:
         return [] if self.path is None else events_of(self.path)
 
     def probe(self, least: int = 0) -> None:
-        """Get into `trouble` if this rank could not write `least` bytes into the folder.
+        """Set `trouble` if this rank cannot write `least` bytes into the folder.
 
-        It tries with PROBE_BYTES at least and MOST_PROBED at most.
+        Tries with at least PROBE_BYTES and at most MOST_PROBED.
         """
         if self.path is None or self.trouble is not None:
             return
@@ -96,10 +96,7 @@ class RunFolder:
             self._in_trouble(self.path, error, least)
 
     def ranks(self, view: View, processes: dict[int, dict[str, Any]]) -> None:
-        """Replace ranks.json: every rank that was started, its process, and its roles.
-
-        It also says which ranks are alive.
-        """
+        """Replace ranks.json: every started rank with process, roles, and whether alive."""
         self._replace(
             "ranks.json",
             {
@@ -125,22 +122,22 @@ class RunFolder:
         self._replace("trace.json", events)
 
     def draft_summary(self, fields: dict[str, Any], completed: bool) -> None:
-        """Write what `publish_summary` is to give its name."""
+        """Write the draft for `publish_summary`."""
         self._replace(SUMMARY_DRAFT, {**fields, "launch": launch_id(), "completed": completed})
 
     def publish_summary(self, completed: bool) -> None:
         """Turn the draft into summary.json, the marker of a complete run, or into rejected.json.
 
-        Does nothing where another rank has done so.
+        Does nothing if a peer rank has done so.
         """
         self._publish(SUMMARY_DRAFT, "summary.json" if completed else "rejected.json")
 
     def draft_stopped(self, fields: dict[str, Any]) -> None:
-        """Write what is to become stopped.json: how far a run came that was asked to stop."""
+        """Write the draft of stopped.json: the progress of a run asked to stop."""
         self._replace(STOPPED_DRAFT, {**fields, "launch": launch_id()})
 
     def publish_stopped(self) -> None:
-        """Turn the draft into stopped.json, unless another rank has done so."""
+        """Turn the draft into stopped.json, unless a peer rank has done so."""
         self._publish(STOPPED_DRAFT, "stopped.json")
 
     def _publish(self, draft: str, name: str) -> None:
@@ -150,11 +147,11 @@ class RunFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether summary.json is there, or nobody asked for a folder."""
+        """Whether summary.json exists, or the run has no folder."""
         return self.path is None or (self.path / "summary.json").exists()
 
     def failure(self, message: str, exit_code: int) -> None:
-        """Replace failure.json: why the run could not go on."""
+        """Replace failure.json: the reason for the end of the run."""
         self._replace(
             "failure.json", {"message": message, "exit_code": exit_code, "launch": launch_id()}
         )

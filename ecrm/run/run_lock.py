@@ -1,8 +1,8 @@
-"""One owner per run folder: a lock that every rank holds until it dies, on whatever host.
+"""One owner per run folder: a lock held by every rank, on any host, until the rank dies.
 
-Imports no torch. Locks of fcntl(2), not of flock(2): they belong to a process, so neither its guard
-nor a lent descriptor keeps one. They work over NFS, and a holder turns an exclusive one into a
-shared one without letting go.
+Imports no torch. Locks of fcntl(2), not of flock(2): a lock belongs to a process, so a guard or a
+lent descriptor does not keep the lock. Locks of fcntl(2) work over NFS, and a holder can turn an
+exclusive lock into a shared lock without letting go.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ecrm.run.reading import launch_id, read_json
 
 LOCK = "lock"
 RECORD_BYTES = 512
-"""Of the record of the owner in the file: its run, host, process and start."""
+"""Size of the owner's record in the file: run, host, process and start."""
 
 _FLOCK = "hhqqi4x"  # struct flock of fcntl(2)
 
 
 class RunLock:
-    """One rank's hold on a run folder, from `take` or `join` to the end of its process.
+    """The hold of a rank on a run folder, from `take` or `join` to the end of the process.
 
-    A rank must not open the file a second time: closing that lets go.
+    A rank must not open the file a second time: closing the second descriptor drops the lock.
     """
 
     def __init__(self, folder: Path, host: str) -> None:
@@ -40,9 +40,9 @@ class RunLock:
         self._file = open_file(folder / LOCK)
 
     def take(self) -> None:
-        """Get the folder for this run alone, and say so in the file.
+        """Take the folder for this run alone, and write the owner into the file.
 
-        Goes on as one of the ranks that hold it. Raises UsageError, OSError.
+        Then keeps a shared lock, like every rank of the run. Raises UsageError, OSError.
         """
         self._lock(fcntl.LOCK_EX)
         owner = {
@@ -51,13 +51,13 @@ class RunLock:
             "pid": os.getpid(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         }
-        # of one size, in one write: nobody reads half of it, or the end of a longer one
+        # same size, single write: no reader sees half a record, or the end of a longer record
         record = json.dumps(owner).encode().ljust(RECORD_BYTES - 1) + b"\n"
         self._file.truncate(os.pwrite(self._file.fileno(), record, 0))
         fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def join(self) -> None:
-        """Hold what another rank of this run has taken. Raises UsageError, OSError."""
+        """Hold the folder taken by a peer rank of this run. Raises UsageError, OSError."""
         self._lock(fcntl.LOCK_SH)
 
     @property
@@ -75,7 +75,7 @@ class RunLock:
                 fcntl.lockf(self._file, kind | fcntl.LOCK_NB)
                 if os.fstat(self._file.fileno()).st_nlink:
                     return
-                # a launch that came to nothing has removed the other
+                # an aborted launch has removed the locked file
                 self._file = open_file(self._folder / LOCK)
             except (BlockingIOError, PermissionError):
                 _refuse(self._folder, _holder(self._file), time.monotonic() - began)
@@ -83,7 +83,7 @@ class RunLock:
 
 
 def refuse_if_held(folder: Path) -> None:
-    """Raise UsageError, saying who holds it, where a run is alive that writes into `folder`.
+    """Raise UsageError, naming the holder, if a live run writes into `folder`.
 
     Takes no lock.
     """
@@ -97,7 +97,7 @@ def refuse_if_held(folder: Path) -> None:
 def check_run_dir(folder: Path, mine: bool = False) -> None:
     """Raise UsageError if a new run must not write into `folder`.
 
-    A run never mixes with anything there. `mine`: this process holds the folder.
+    A run never mixes with files in the folder. `mine`: this process holds the folder.
     """
     try:
         if not mine:
@@ -124,7 +124,7 @@ def check_run_dir(folder: Path, mine: bool = False) -> None:
 
 
 def make_run_dir(folder: Path) -> None:
-    """Make a run folder that its owner alone may read; one that is there keeps its mode.
+    """Make a run folder readable only by the owner; an existing folder keeps its mode.
 
     Raises OSError.
     """
@@ -133,17 +133,17 @@ def make_run_dir(folder: Path) -> None:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether there is nothing of a run in `folder`.
+    """Whether `folder` has no files of a run, or is no folder.
 
-    The lock of a run that had not begun does not count. Raises OSError.
+    The lock of a run not yet begun does not count. Raises OSError.
     """
     return not folder.is_dir() or all(entry.name == LOCK for entry in folder.iterdir())
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder in which there is nothing of a run, and that no run holds.
+    """Remove a folder without files of a run, and not held by a run.
 
-    Raises OSError where it stays.
+    Raises OSError if the folder stays.
     """
     if (folder / LOCK).exists():
         with open_file(folder / LOCK) as file:
@@ -153,14 +153,14 @@ def remove_empty(folder: Path) -> None:
 
 
 def run_id() -> str:
-    """What the ranks of one start have in common, and no others."""
+    """The name of a start of a run: the same on all its ranks, different for every start."""
     return launch_id() or os.environ.get("PMIX_NAMESPACE") or f"process {os.getpid()}"
 
 
 def _holder(file: FileIO) -> int | None:
-    """The process that keeps `file` from being locked, None where nothing does.
+    """The process keeping `file` from being locked, `None` without a holder.
 
-    0 where this machine does not see the process.
+    0 if this machine does not see the process.
     """
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
@@ -168,11 +168,11 @@ def _holder(file: FileIO) -> int | None:
 
 
 def _refuse(folder: Path, holder: int | None, seconds: float) -> None:
-    """Raise UsageError when a holder has been waited for long enough."""
+    """Raise UsageError if a holder has not let go within its `patience`."""
     if holder is None or seconds < patience(holder):
         return
     owner: dict[str, Any] = read_json(folder / LOCK)
-    # the process that was seen is one of this machine, that in the record one of the owner's
+    # a holder seen runs on this machine; the pid in the record is of the owner's host
     where = "this host" if holder else f"host {owner.get('host', '?')}"
     raise UsageError(
         f"--run-dir {folder}: in use by a run that is alive, on host {owner.get('host', '?')} "

@@ -1,1 +1,1 @@
-"""Sessions: training scripts of users, on ranks whose tables outlive them."""
+"""Sessions: training scripts of users, on ranks with tables outliving a rank."""

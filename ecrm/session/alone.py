@@ -1,7 +1,7 @@
-"""A session's run in this process alone: one rank does everything, and nothing is protected.
+"""A session's run in this process alone: a single rank does everything, without protection.
 
-It is what `python train.py` and a notebook get. The model comes to the same bits as under
-`ecrm launch`, if it begins with the same weights.
+`python train.py` and a notebook get this kind of run. The model ends with the same bits as under
+`ecrm launch`, if the weights are the same at the start.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ PROCESSES = {
     "srun": "SLURM_STEP_NUM_TASKS",
     "torchrun": "WORLD_SIZE",
 }
-"""The variables in which launchers say how many processes they have started."""
+"""By launcher, the environment variable with the number of processes started."""
 CHECK = "--check-determinism"
 
 
 def run_alone(wanted: Wanted) -> Started:
     """Begin a run in this process, with a warning on stderr.
 
-    Torch keeps to one thread and to deterministic algorithms from now on, as on every rank. Raises
-    UsageError where this process is one of several: each would train a model of its own.
+    From now on torch uses a single thread and deterministic algorithms, as on every rank. Raises
+    UsageError if a launcher started several processes: every process would train its own model.
     """
     _check_alone(os.environ)
     _warn(
@@ -73,7 +73,10 @@ def _warn(text: str) -> None:
 
 
 def _check_memory(wanted: Wanted) -> None:
-    """Warn where tables may come to need more than there is; UsageError where that is refused."""
+    """Warn if the tables may outgrow the memory.
+
+    Raises UsageError if the system refuses the memory for the rows.
+    """
     spaces, shape, host = row_spaces(wanted.tables), NoProtection(shards=1).shape, "this machine"
     needed = {host: shard_bytes(spaces, shape, padded=False)}
     if lacking := judged(needed, {host: memory_bytes()[1]}, prefault=False):
@@ -82,7 +85,7 @@ def _check_memory(wanted: Wanted) -> None:
 
 
 def _tell(fields: Mapping[str, Any]) -> None:
-    """Of all events, a lone rank tells that its training has ended early."""
+    """Print the event of an early end of training; a lone rank prints no more events."""
     if fields["event"] == "ended_early":
         say(ended_in_words(fields))
 
@@ -98,9 +101,9 @@ def _check_alone(environ: Mapping[str, str]) -> None:
 
 
 class LoneRun:
-    """A run (`ecrm.rank.step_loop.Run`) of one rank, which hosts the one shard and runs all slots.
+    """A run (`ecrm.rank.step_loop.Run`) of a single rank, hosting the only shard and all slots.
 
-    Every step is committed. A line of progress comes every `every` steps.
+    Every step is committed. A line of progress is printed every `every` steps.
     """
 
     def __init__(self, wanted: Wanted, every: int) -> None:
@@ -111,7 +114,7 @@ class LoneRun:
             wanted.tables,
             initial_view("colocated", protection.shape, 1, 0, wanted.slots, 1),
             protection,
-            store_factory("native", SparseOptimizer("sgd", 0.0)),  # tables have their own
+            store_factory("native", SparseOptimizer("sgd", 0.0)),  # tables have own optimizers
             wanted.make_dense,
             wanted.seed,
             EnginePolicy(),
@@ -127,25 +130,25 @@ class LoneRun:
         )
 
     def between_steps(self) -> None:
-        """Nothing is due."""
+        """Do nothing: no work is due."""
 
     def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
-        """All of it: the first ends the run."""
+        """Return all troubles: the first trouble ends the run."""
         return troubles
 
     def restart_clock(self) -> None:
-        """The time since the last step belongs to no step, but to an evaluation."""
+        """Leave the time since the last step, spent on an evaluation, out of the step times."""
         self.progress.restart_clock()
 
     def step_finished(self) -> None:
-        """A step is done: count it, and tell of it when that is due."""
+        """Count a finished step, and print progress when due."""
         self.progress.step_finished(self.engine)
 
     def keep_best(self) -> None:
-        """There is no run folder, as was said at the start."""
+        """Do nothing: a lone run has no run folder, as the warning at the start said."""
 
     def keep(self) -> None:
-        """The last step is committed, as all are."""
+        """Do nothing: the last step is committed, as all steps are."""
 
     def went_back(self) -> None:
         raise AssertionError("no failure undoes a step of a lone rank")

@@ -1,4 +1,4 @@
-"""A digest of all that a user's batch is made of, the same in every process."""
+"""A digest of all parts of a user's batch, the same in every process."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ecrm.transport.digests import array_digest, plain, tensor_digest, words_dig
 from ecrm.transport.gpu_copies import on_host
 
 _DEEPEST = 4
-"""How many levels of containers are looked into."""
+"""How many levels of containers the digest covers."""
 _LONGEST = 10_000
-"""Values of a list that count one by one; of a longer one, its length and its first values."""
+"""Most values of a list in the digest; of a longer list only the length and the first values."""
 
 
 def batch_digest(batch: object, known: Mapping[int, int] = MappingProxyType({})) -> int:
-    """The digest, 63 bits, of the tensors, arrays, numbers and words in a batch, in order.
+    """Return the digest, 63 bits, of tensors, arrays, numbers and words in a batch, in order.
 
     Looks into jagged tensors, TensorDicts, lists, tuples, dicts and objects with attributes. Of
-    other objects only the class counts. `known` are digests of tensors by their id.
+    remaining objects only the class counts. `known` are digests of tensors by `id(tensor)`.
     """
     digests = np.fromiter(_digests(batch, _DEEPEST, known), np.uint64)
     return xxhash.xxh3_64_intdigest(digests.data) >> 1
@@ -52,7 +52,7 @@ def _digests(value: object, levels: int, known: Mapping[int, int]) -> Iterator[i
 
 
 def _parts(value: Any) -> Iterable[object]:
-    """What a container holds, in an order that is the same everywhere."""
+    """The contents of a container, in the same order in every process."""
     if isinstance(value, KeyedJaggedTensor):
         return [value.keys(), value.values(), value.lengths(), value.weights_or_none()]
     if isinstance(value, JaggedTensor):

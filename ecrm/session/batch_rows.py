@@ -1,4 +1,4 @@
-"""Which rows the batch of one slot asks for, and where each of its ids finds its row."""
+"""The rows asked for by the batch of a slot, and the place of every id among the rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ecrm.session.layout import Group, Layout
 from ecrm.transport.digests import tensor_digest
 
 _DEEPEST = 3
-"""How many levels of containers `find_kjts` looks into."""
+"""How many levels of containers `find_kjts` searches."""
 
 
 class BatchRows:
-    """The rows of one slot's batch.
+    """The rows of the batch of a slot.
 
     `rows[space]` are unique row numbers of a row space, int64 [U], ascending.
     """
@@ -36,16 +36,16 @@ class BatchRows:
     ) -> None:
         self.rows, self._places = tuple(rows), places
         self._made_of = {id(kjt): _ids_of(kjt) for kjt in kjts}
-        self._kjts = tuple(kjts)  # held: a number of id() stays theirs
+        self._kjts = tuple(kjts)  # held, so that Python gives no later object the same id()
 
     @classmethod
     def of(cls, kjts: Iterable[Any], layouts: Iterable[Layout], spaces: int) -> BatchRows:
-        """The rows that collections with these layouts may look up in a batch.
+        """Find the rows that collections with these layouts may look up in a batch.
 
-        `kjts` are KeyedJaggedTensors or TensorDicts, as the model will get them. `spaces` is how
-        many row spaces there are. An id that its table does not have asks for no row, and is no
-        error here: the collection raises it where the model looks that id up. So a model may mend
-        ids before it looks them up, in place or in a KeyedJaggedTensor of its own.
+        `kjts` are the KeyedJaggedTensors or TensorDicts passed to the model later. `spaces` is the
+        number of row spaces. An id outside of its table asks for no row, and raises no error yet:
+        the collection raises the error when the model looks up the id. So a model may mend ids
+        before the look-up, in place or in a new KeyedJaggedTensor.
         """
         kjts, layouts = list({id(kjt): kjt for kjt in kjts}.values()), list(layouts)
         parts: list[list[Tensor]] = [[] for _ in range(spaces)]
@@ -73,20 +73,21 @@ class BatchRows:
 
     @property
     def digests(self) -> dict[int, int]:
-        """`tensor_digest` of tensors of ids and lengths on the CPU, by the id of the tensor."""
+        """`tensor_digest` of tensors of ids and lengths on the CPU, by `id(tensor)`."""
         marked = (pair for pairs in self._made_of.values() for pair in pairs)
         return {id(tensor): mark for tensor, mark in marked if tensor.is_cpu}
 
     def places(
         self, kjt: object, features: Mapping[str, JaggedTensor], layout: Layout
     ) -> Sequence[Tensor]:
-        """Places among `rows` of the ids that a collection looks up, int64 [n], group by group.
+        """Places among `rows` of the ids looked up by a collection, int64 [n], group by group.
 
-        `features` are those of `kjt`. They are searched for if `kjt` is none of the batch, such as
-        one that the model made itself, and if its ids or lengths were changed.
+        `features` are the features of `kjt`. The places are known from `of` if `kjt` is of the
+        batch, with all features, without stray ids, and unchanged. Else the ids are searched for
+        now, as for a `kjt` made by the model.
 
-        Raises StrayId for an id that its table does not have, DataError for ids that are no whole
-        numbers, UsageError for an id whose row was not fetched, and KeyError for a missing feature.
+        Raises StrayId for an id outside of its table, DataError for ids neither int64 nor int32,
+        UsageError for an id without a fetched row, and KeyError for a missing feature.
         """
         known = self._places.get((id(kjt), layout.number))
         if known is not None and _same(self._made_of[id(kjt)], _ids_of(kjt)):
@@ -115,10 +116,10 @@ class BatchRows:
 
 
 def find_kjts(batch: object) -> list[Any]:
-    """Every KeyedJaggedTensor in a batch, and every TensorDict of jagged features.
+    """Find every KeyedJaggedTensor in a batch, and every TensorDict of jagged features.
 
-    Looks into tuples, lists, dicts, dataclasses and objects with attributes, and three levels deep.
-    They come in the order of the fields, each object once.
+    Looks into tuples, lists, dicts, dataclasses and objects with attributes, three levels deep.
+    Returns every object once, in the order of the fields.
     """
     return list({id(kjt): kjt for kjt in _kjts_in(batch, _DEEPEST)}.values())
 
@@ -134,7 +135,7 @@ def _kjts_in(value: object, levels: int) -> Iterator[Any]:
 
 
 def _has_jagged_features(tensors: TensorDict) -> bool:
-    """Whether TorchRec can take it for a KeyedJaggedTensor."""
+    """Whether TorchRec can turn a TensorDict into a KeyedJaggedTensor."""
     features = list(tensors.values())
     return bool(features) and all(
         isinstance(getattr(feature, "_values", None), Tensor) for feature in features
@@ -152,9 +153,10 @@ def _parts(value: object) -> Iterable[object]:
 
 
 def _ids_of(kjt: Any) -> list[tuple[Tensor, int]]:
-    """The tensors of ids and lengths, each with what tells whether it was changed since.
+    """The tensors of ids and lengths, paired with marks for detecting later changes.
 
-    That is a digest where numpy may write behind torch's back, and torch's own count elsewhere.
+    The mark of a CPU tensor is a digest: numpy may change the tensor without torch knowing. The
+    mark on a GPU is torch's version count, and 0 for inference tensors, left unchecked.
     """
     features = kjt.values() if isinstance(kjt, TensorDict) else [kjt]
     tensors: list[Tensor] = [
@@ -170,24 +172,27 @@ def _ids_of(kjt: Any) -> list[tuple[Tensor, int]]:
 
 
 def _same(before: list[tuple[Tensor, int]], now: list[tuple[Tensor, int]]) -> bool:
-    """Whether nobody has changed ids and lengths since; some may have been computed meanwhile."""
+    """Whether all ids and lengths of `before` are unchanged in `now`; `now` may have more tensors.
+
+    TorchRec computes lengths or offsets of a KeyedJaggedTensor only on demand.
+    """
     return all(any(ids is each and mark == its for each, its in now) for ids, mark in before)
 
 
 def _features(kjt: Any) -> Mapping[str, JaggedTensor]:
-    """The features of a batch; none of a batch without samples, which TorchRec cannot divide."""
+    """The features of a batch; empty without samples: TorchRec cannot split such a batch."""
     kjt = on_cpu(maybe_td_to_kjt(kjt, None))
     features: Mapping[str, JaggedTensor] = kjt.to_dict() if kjt.lengths().numel() else {}
     return features
 
 
 def on_cpu(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The same KeyedJaggedTensor with its tensors on the CPU: itself where they are there."""
+    """Return `kjt` with all tensors on the CPU: `kjt` itself if the tensors are on the CPU."""
     return kjt if kjt.values().is_cpu else kjt.to(CPU)
 
 
 def _wanted(group: Group, features: Mapping[str, JaggedTensor]) -> tuple[list[Tensor], bool]:
-    """Row numbers for the features that are there, and whether they are all that a group needs."""
+    """Row numbers of a group's usable ids, and whether no feature is missing and no id stray."""
     wanted, whole = [], True
     for entry in group.entries:
         jagged = features.get(entry.feature)
@@ -202,7 +207,7 @@ def _wanted(group: Group, features: Mapping[str, JaggedTensor]) -> tuple[list[Te
 
 
 def _unique(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Unique row numbers, int64 [U], ascending, and the place of each among them, int64 [n]."""
+    """Return unique row numbers, int64 [U], ascending, and the place of every input, int64 [n]."""
     if not parts:
         return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
     return unique_by_unit(parts[0].contiguous() if len(parts) == 1 else torch.cat(parts), units=1)

@@ -1,4 +1,4 @@
-"""The file that a run has loaded, kept for a resume where the script saves over it."""
+"""The file loaded by a run, kept for a resume if the script saves over the file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ecrm.transport.digests import words_digest
 
 @dataclass(frozen=True)
 class BegunFile:
-    """A file that a run has loaded, by its `named` path, and where it is kept.
+    """A file loaded by a run: the `named` path, and the hidden names keeping the content.
 
-    Each run has a hidden second name of its own for the file, beside it. `own` is that of this run,
-    and `before` are those of the runs that it goes on from.
+    Every run has a hidden second name for the file, in the same folder. `own` is the hidden name
+    of this run. `before` are the hidden names of the runs to go on from.
     """
 
     named: Path
@@ -28,7 +28,7 @@ class BegunFile:
 
     @staticmethod
     def of(path: Path, run_dir: Path, resume: Path | None) -> BegunFile:
-        """The file at a path, for a run in a folder that was started with this `resume`."""
+        """The file at `path`, for a run in `run_dir` started with `resume`."""
         named = path.resolve()
         from_ = gone_on_from(run_dir) if resume == AUTO_RESUME else resume
         runs = [] if from_ is None else [run_dir, _run_of(from_)]
@@ -36,23 +36,23 @@ class BegunFile:
         return BegunFile(named, own, before)
 
     def to_load(self) -> Path:
-        """The file to be opened: that of before, where a run goes on and has saved over it.
+        """Return the file to open: the kept file if a run goes on and has saved over `named`.
 
-        A new run forgets what one before it has left in the same folder.
+        A new run first removes the hidden name left by an earlier run in the same folder.
         """
         if not self.before:
             self.forget()
         for kept in self.before:
             if kept.exists():
-                with contextlib.suppress(OSError):  # another rank has made it, or nobody can
+                with contextlib.suppress(OSError):  # a peer rank has made the link, or links fail
                     os.link(kept, self.own)
                 return kept
         return self.named
 
     def keep(self, target: Path, opened: OpenedFile) -> None:
-        """Keep the file that was opened, where it is about to be replaced at `target`.
+        """Keep the opened file under the name `own` if a save at `target` is about to replace it.
 
-        Raises UsageError where its file system has no second names for a file.
+        Raises UsageError if the second name cannot be made, as on a file system without links.
         """
         try:
             found = os.stat(target)
@@ -70,17 +70,17 @@ class BegunFile:
             ) from None
 
     def forget(self) -> None:
-        """The run is complete, or begins anew: nobody goes on with its file."""
+        """Remove the name `own`: the run is complete or begins anew, so no run needs the file."""
         with contextlib.suppress(OSError):
             self.own.unlink()
 
 
 def _beside(path: Path, run: Path) -> Path:
-    """The hidden name of a file that the run in a folder has begun with."""
+    """The hidden name, for the run in the folder `run`, of the file at `path`."""
     return path.with_name(f".{path.name}.begun-{words_digest(str(run.resolve())):016x}")
 
 
 def _run_of(path: Path) -> Path:
-    """The folder of the run that a checkpoint, mapped files, or the folder itself belong to."""
+    """The run folder of a checkpoint or of mapped files; a run folder itself; else `path`."""
     path = path.absolute()
     return next((each for each in (path, *path.parents) if (each / EVENTS).exists()), path)

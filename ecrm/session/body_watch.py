@@ -1,4 +1,4 @@
-"""Whether the user's code on a slot leaves the dense part as it is."""
+"""Whether the user's code on a slot leaves the dense part unchanged."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ecrm.transport.digests import entry_digests, plain
 
 
 class Modes:
-    """The modes of a module's parts, training or not, as the loop has begun with them."""
+    """The modes of a module's parts, training or not, at the start of the loop."""
 
     def __init__(self, module: nn.Module) -> None:
         self._began = [(name, part, part.training) for name, part in module.named_modules()]
 
     def check(self, place: str) -> None:
-        """Raise UsageError where a part is in another mode: another rank would not know of it."""
+        """Raise UsageError if a part has changed its mode: peer ranks would not know the change."""
         for name, part, training in self._began:
             if part.training != training:
                 raise UsageError(
@@ -40,10 +40,10 @@ def _mode(training: bool) -> str:
 class BodyWatch:
     """Compares the dense part of a rank before and after the user's code on a slot.
 
-    Numbers of the optimizer and counts of in-place changes are compared in each slot. All bits are,
-    also those changed behind torch's back, in the first steps, and then as often as `ReplicaCheck`
-    has time for. `looks` says whether that is so in the slot at hand. Numbers on modules that have
-    changed are told then, by `tell`.
+    Optimizer numbers and counts of in-place changes are compared in every slot. All bits are
+    compared in the first steps, and later as often as `ReplicaCheck` has time. Only comparing all
+    bits finds changes unknown to torch. `looks` says whether all bits are compared in the current
+    slot; if so, `tell` reports changed numbers on modules.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -55,7 +55,7 @@ class BodyWatch:
         self._before: dict[str, int] | None = None
 
     def begin(self, replica: ModuleReplica, step: int) -> None:
-        """The user's code begins on a slot of a step; `replica` is this rank's dense part."""
+        """Note the state before the user's code on a slot; `replica` is this rank's dense part."""
         self._replica = replica
         if step != self._step:
             now = time.monotonic()
@@ -67,7 +67,7 @@ class BodyWatch:
         self._before = self._check.timed(self._replica, self._look) if self.looks else None
 
     def _look(self) -> None:
-        """Say which number on a module has changed since this rank has looked last."""
+        """Report every number on a module changed since the previous look of this rank."""
         seen = numbers_of(self._replica.module)
         for name, value in seen.items():
             before = self._seen.get(name)
@@ -80,7 +80,7 @@ class BodyWatch:
         self._seen = seen
 
     def check(self, place: str) -> None:
-        """Raise UsageError where the user's code has changed the dense part at a place."""
+        """Raise UsageError if the user's code at `place` has changed the dense part."""
         self._replica.check_frozen(place)
         for (name, before), (_, now) in zip(self._numbers, self._replica.numbers):
             if plain(before) != plain(now):

@@ -1,4 +1,4 @@
-"""The run that a session is part of, on the ranks that ecrm has started: built, and ended."""
+"""Build and end the run of a session, on ranks started by ecrm."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ ALIKE = Alike(
 )
 REMEDY = "lower the learning rates"
 TOLD = "told"
-"""The file in a run folder with the step before which functions for on_commit were called."""
+"""The file in a run folder with the `Mark` of the steps told to functions for on_commit."""
 
 
 def start_run(wanted: Wanted) -> Started:
-    """Collective: build the run that a session wants, as this rank of it.
+    """Collective: build the run wanted by a session, as this rank.
 
-    The run of a session before ends by it. It is the first thing that ranks do together: where the
-    script has failed on one before, all learn it here. Raises UsageError, DataError and
-    Unrecoverable, each on every rank. Raises RunStopped where there is nothing left to do, and
-    UsageError where ecrm has not started this process.
+    The run of an earlier session ends first. No earlier call is collective otherwise: if the script
+    has failed on a rank before, all ranks learn of the failure now. Raises UsageError, DataError
+    and Unrecoverable, always on every rank. Raises RunStopped if no work is left, and UsageError if
+    ecrm has not started this process.
     """
     rank = this_rank()
     transport = rank.transport
@@ -130,7 +130,7 @@ def start_run(wanted: Wanted) -> Started:
     built.standstill.watch(built.engine)
     _tell_start(run, cluster, built, fields)
     gc.collect()
-    # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
+    # collecting garbage among all objects of torch would stop every rank for 0.1 to 0.4 s
     gc.freeze()
 
     def doing(place: Place | str) -> None:
@@ -178,7 +178,7 @@ def _gone(transport: Transport, config: Config) -> tuple[int, ...]:
 
 
 def _check_no_group() -> None:
-    """Raise UsageError where the script has a process group, which a killed rank would break."""
+    """Raise UsageError if the script has a process group: a killed rank would break the group."""
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         raise UsageError(
             "the script has a process group, which does not survive a killed rank",
@@ -194,7 +194,7 @@ def _rank_run(
     open_end: bool,
     keeps_best: bool,
 ) -> tuple[RankRun, SessionProgress]:
-    """This rank's part in the run, and its progress."""
+    """This rank's part in the run, and the progress lines."""
     engine, steps = rank.engine, run.start.steps
     every = run.config.train.log_every_steps
     progress = SessionProgress(steps, every, rank.reporter.progress, open_end)
@@ -225,7 +225,7 @@ def _rank_run(
 
 
 def _config(job: Job, wanted: Wanted, started: int) -> Config:
-    """The config with what the script has decided. Raises UsageError where they do not fit."""
+    """Merge the script's choices into the config. Raises UsageError if the two conflict."""
     config = job.config
     check_started(started, config)
     check_best(config, job.run_dir, wanted)
@@ -262,7 +262,7 @@ def _trained(wanted: Wanted, config: Config) -> TrainedModule:
 
 
 def check_best(config: Config, run_dir: Path | None, wanted: Wanted) -> None:
-    """Raise UsageError where the best model is to be kept, and there is no place for it."""
+    """Raise UsageError if the best model is to be kept, but the run cannot write checkpoints."""
     wants = "session.every(keep_best=True) writes a checkpoint"
     if not wanted.keeps_best:
         return
@@ -281,7 +281,10 @@ def check_best(config: Config, run_dir: Path | None, wanted: Wanted) -> None:
 
 
 def _check(transport: Transport, rank: ThisRank, config: Config, trained: TrainedModule) -> None:
-    """Collective: raise UsageError on every rank unless all have the same."""
+    """Collective: raise UsageError on every rank unless all have the same script, config and model.
+
+    The arguments of the script and the first weights must be the same, too.
+    """
     text = collective_check(transport, rank.script.path.read_bytes)
     mine = given_of(
         host_name(),
@@ -295,9 +298,9 @@ def _check(transport: Transport, rank: ThisRank, config: Config, trained: Traine
 
 
 def check_models(of_ranks: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise UsageError where the model is not the same on all ranks.
+    """Raise UsageError unless all ranks have the same model.
 
-    `of_ranks` is what each rank's TrainedModule says `about` itself.
+    `of_ranks` are the results of `TrainedModule.about`, by rank.
     """
     first, *others = sorted(of_ranks)
     here = of_ranks[first]
@@ -318,7 +321,7 @@ def check_models(of_ranks: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _first_other(said: Mapping[str, Any], mine: Mapping[str, Any], there: str, here: str) -> str:
-    """The first number in which two identities of the same tables and tensors differ."""
+    """Describe the first different number of two identities of the same tables and tensors."""
     theirs, ours = dict(leaves(said)), dict(leaves(mine))
     return next(
         f"{name} is {theirs.get(name)} {there}, {ours.get(name)} {here}"
@@ -328,9 +331,9 @@ def _first_other(said: Mapping[str, Any], mine: Mapping[str, Any], there: str, h
 
 
 def check_weights(of_ranks: Mapping[int, Mapping[str, str]]) -> None:
-    """Raise UsageError where a tensor of the module is not the same on all ranks.
+    """Raise UsageError unless every tensor of the module is the same on all ranks.
 
-    `of_ranks` are the tensors' digests by name, of each rank.
+    `of_ranks` are the digests of tensors, by rank and name.
     """
     first, *others = sorted(of_ranks)
     for rank in others:
@@ -366,7 +369,7 @@ def _engine(
         tables=wanted.tables,
         view=cluster.view,
         protection=cluster.protection,
-        # tables have optimizers of their own
+        # tables have own optimizers
         make_store=store_factory(
             resolve_backend(config.storage.backend), SparseOptimizer("sgd", 0.0)
         ),
@@ -383,7 +386,7 @@ def _engine(
 
 
 def _tell_start(run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str, Any]) -> None:
-    """The run begins."""
+    """Report the start of the run."""
     rank.reporter.started(
         {**fields, "failures_left": rank.engine.state.failures_left},
         start_in_words(
@@ -397,7 +400,7 @@ def _tell_start(run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str,
 
 
 class ScriptPart:
-    """One rank's part in the run of a script, for the end of the script."""
+    """This rank's part in the run of a script, for the end of the script."""
 
     def __init__(
         self,
@@ -411,18 +414,18 @@ class ScriptPart:
 
     @property
     def steps_left(self) -> int:
-        """How many steps are not trained yet."""
+        """The number of steps not trained yet."""
         return self._run.steps_left
 
     def over(self) -> None:
-        """The script has ended, and its run, in whatever way."""
+        """End the watch for standstills: the script and the run have ended, well or badly."""
         self._standstill.end()
 
     def end(self) -> int:
-        """Collective, once the script has ended: verify and keep the model, write the summary.
+        """Collective, after the end of the script: verify and keep the model, write the summary.
 
-        Raises Unrecoverable on every rank where a failure has undone steps, since the script's loop
-        is over.
+        Returns the exit code: 0 if the run is complete, else 1. Raises Unrecoverable on every rank
+        if a failure has undone steps, since the script's loop is over.
         """
         self._doing("")
         asked = False
@@ -444,13 +447,13 @@ class ScriptPart:
 
 
 class LastWords:
-    """What the end of a session's run says of it."""
+    """The facts reported at the end of a session's run."""
 
     def __init__(self, engine: Engine, steps: int) -> None:
         self._engine, self._steps = engine, steps
 
     def before_summary(self, keep: bool) -> None:
-        """The script has evaluated its model itself."""
+        """Do nothing: the script itself has evaluated the model."""
 
     def of_summary(self, steps: int, seconds: float) -> dict[str, Any]:
         return {
@@ -469,5 +472,5 @@ class LastWords:
 
 
 def _pace(summary: dict[str, Any] | None) -> str:
-    """How fast the steps of a run were; "" without a summary."""
+    """The speed of a run in steps per second, in words; "" without a summary."""
     return "" if summary is None else f"{summary['steps_per_second']:,.1f} steps/s"

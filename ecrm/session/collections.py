@@ -1,4 +1,4 @@
-"""EmbeddingBagCollection and EmbeddingCollection, which a session puts in TorchRec's place.
+"""EmbeddingBagCollection and EmbeddingCollection, put by a session in place of TorchRec's.
 
 Legend: B samples, U fetched rows of one row space, D floats of a row, n ids looked up.
 """
@@ -28,15 +28,15 @@ from ecrm.session.table_stand_in import check_loads, check_stays
 from ecrm.transport.gpu_copies import on_device
 
 LookedUp = tuple[tuple[Entry, ...], str, Tensor, Tensor]
-"""Entries of a group, pooling, fetched rows [U, D] and places among them [n]."""
+"""Entries of a group, pooling, fetched rows [U, D] and places among the rows [n]."""
 
 
 class _Rows:
-    """What both collections have: a source of rows, in a session.
+    """The shared part of the two collections: a source of rows, in a session.
 
-    The weights are then parameters on the meta device, which keep their names in the state_dict.
-    It stands behind TorchRec's class among the bases, so that Python lets an object of that class
-    become one of ours.
+    In a session the weights are parameters on the meta device, with the same names in the
+    state_dict. Among the bases this class comes after TorchRec's class, so that Python can turn an
+    object of TorchRec's class into an object of ours.
     """
 
     _source: RowSource | None = None
@@ -47,18 +47,18 @@ class _Rows:
     def take_rows_from(self, source: RowSource, table_names: Sequence[str]) -> None:
         """Look up the rows of `source` from now on.
 
-        `table_names` are the names that the collection's tables have in the row spaces.
+        `table_names` are the names of the collection's tables in the row spaces.
         """
         self._source, self._table_names, self._layout = source, tuple(table_names), None
 
     @property
     def layout(self) -> Layout:
-        """Where the outputs lie in the row spaces, as `lay_out` found it."""
+        """The place of the outputs in the row spaces, as found by `lay_out`."""
         assert self._layout is not None
         return self._layout
 
     def lay_out(self, number: int, spaces: Sequence[RowSpace]) -> Layout:
-        """Find the collection's tables in the row spaces. No other collection has this `number`."""
+        """Find the collection's tables in the row spaces. `number` is unique to the collection."""
         named = self.named_parameters()  # type: ignore[attr-defined]
         self._trained = [(name, weight, weight.requires_grad) for name, weight in named]
         names = dict(zip((config.name for config in self.configs()), self._table_names))
@@ -67,11 +67,11 @@ class _Rows:
         return self._layout
 
     def _check_stays(self, convert: Callable[[Tensor], Tensor]) -> None:
-        """Raise UsageError where `convert` would change device or dtype of what a session keeps."""
+        """Raise UsageError if `convert` would change the device or dtype of rows of a session."""
         check_stays(convert, torch.zeros(1, device=self.device))  # type: ignore[attr-defined]
 
     def _check_loads(self, state: Mapping[str, Any], prefix: str) -> None:
-        """Raise UsageError where a state_dict has rows that a session keeps."""
+        """Raise UsageError if a state_dict has values for rows kept by a session."""
         names = [name for name, _ in self.named_parameters()]  # type: ignore[attr-defined]
         for table, name in zip(self._table_names, names):
             check_loads(table, state, prefix + name)
@@ -92,7 +92,7 @@ class _Rows:
         return ""
 
     def _check_own(self, what: str) -> None:
-        """Raise UsageError where the rows are a session's, and not in this process."""
+        """Raise UsageError if a session keeps the rows: the rows are not in this process then."""
         if self._source is not None:
             raise UsageError(
                 f"{what} of the collection with table {self.configs()[0].name}, whose rows a "
@@ -101,7 +101,7 @@ class _Rows:
             )
 
     def _fetched(self) -> FetchedRows:
-        """The rows that were fetched for the slot that runs."""
+        """The rows fetched for the running slot. Raises UsageError outside of a slot."""
         fetched = self._source.current if self._source is not None else None
         if fetched is None:
             raise UsageError(
@@ -111,17 +111,20 @@ class _Rows:
         return fetched
 
     def _is_without_samples(self, kjt: KeyedJaggedTensor) -> bool:
-        """Whether a batch has all features that are looked up, and no sample."""
+        """Whether a batch has all features of the collection, but no sample."""
         features = {entry.feature for group in self.layout.groups for entry in group.entries}
         return not kjt.lengths().numel() and bool(features) and features <= set(kjt.keys())
 
     def _leaf(self) -> Tensor:
-        """Fetched rows, for their device and dtype: a batch without samples looks up none."""
+        """Fetched rows, used for device and dtype only: a batch without samples looks up no row."""
         return self._fetched().leaves[self.layout.groups[0].space].detach()
 
     def _looked_up(self, features: object, jagged: dict[str, JaggedTensor]) -> list[LookedUp]:
-        """Entries, pooling, fetched rows [U, D] and places among them [n], group by group."""
-        with torch._C.DisableTorchFunctionSubclass():  # a stand-in takes 20 us to be asked
+        """Entries, pooling, fetched rows [U, D] and places among the rows [n], group by group.
+
+        Raises UsageError for a table frozen or unfrozen after the session was made.
+        """
+        with torch._C.DisableTorchFunctionSubclass():  # asking a stand-in takes 20 us
             changed = [of for of in self._trained if of[1].requires_grad != of[2]]
         for name, _, trained in changed:
             was = "frozen" if trained else "unfrozen"
@@ -135,14 +138,14 @@ class _Rows:
 
 
 class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: ignore[misc]
-    """TorchRec's EmbeddingBagCollection, whose rows a session keeps.
+    """TorchRec's EmbeddingBagCollection, with rows kept by a session.
 
-    Built by itself it is TorchRec's: constructor, weights in this process, names, outputs. Inside a
-    session it pools rows that were fetched for the batch, by one operation per row space and
-    pooling. Gradients of the rows are summed in a fixed order.
+    Without a session, constructor, weights in this process, names and outputs are TorchRec's. In a
+    session the collection pools rows fetched for the batch, with a single operation per row space
+    and pooling. Gradients of the rows are summed in a fixed order.
 
-    Raises StrayId for an id that its table does not have. It is a DataError and an IndexError, and
-    names feature, sample, id and table. Other errors are TorchRec's.
+    Raises StrayId for an id outside of its table. StrayId is a DataError and an IndexError; the
+    message names feature, sample, id and table. All remaining errors are TorchRec's.
     """
 
     def configs(self) -> Sequence[Any]:
@@ -153,15 +156,15 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         return str(pooling_type_to_str(config.pooling))
 
     def reset_parameters(self) -> None:
-        """Draw all rows anew, as each table's config says.
+        """Draw all rows anew, according to the configs of the tables.
 
-        Raises UsageError in a session, which begins with rows drawn so.
+        Raises UsageError in a session: a session begins with such rows anyway.
         """
         self._check_own("reset_parameters()")
         super().reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or convert the weights, as `to` does; in a session they stay, and are checked."""
+        """Move or convert the weights, as `to` does; in a session only check `fn`."""
         if self._source is None:
             super()._apply(fn, recurse)
         else:
@@ -174,7 +177,7 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """The pooled rows, float32 [B, sum of D], of a KeyedJaggedTensor or a TensorDict."""
+        """Return pooled rows, float32 [B, sum of D], of a KeyedJaggedTensor or a TensorDict."""
         kjt = maybe_td_to_kjt(features, None)
         if self._source is None:
             check_ids(self.entries(), kjt.to_dict())
@@ -204,10 +207,10 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         return self._pooled(values)
 
     def rows_of_single_ids(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor] | None:
-        """(fetched rows, float32 [U, D], places among them, int64 [B * F], sample after sample).
+        """(fetched rows, float32 [U, D], places in the rows, int64 [B * F], sample after sample).
 
-        None where the rows are not a session's, or not each bag has one id, or bags have weights,
-        or the tables' rows are not fetched together.
+        Returns `None` without a session or samples, if a bag has no id or several, if bags have
+        weights or inverse indices, or if the rows of the tables are not fetched together.
         """
         kjt = on_cpu(maybe_td_to_kjt(features, None))
         if self._source is None or self.is_weighted() or self._is_without_samples(kjt):
@@ -222,7 +225,7 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         return rows, on_device(rows.device, places.view(len(entries), -1).t().reshape(-1))
 
     def _has_single_ids(self, kjt: KeyedJaggedTensor, jagged: dict[str, JaggedTensor]) -> bool:
-        """Whether each bag that the collection looks up has one id."""
+        """Whether every bag looked up by the collection has a single id."""
         if bool((kjt.lengths() == 1).all()):
             return True
         lengths = [jagged[entry.feature].lengths() for entry in self.entries()]
@@ -236,7 +239,7 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         )
 
     def _in_one_piece(self, looked_up: Sequence[LookedUp], jagged: dict[str, JaggedTensor]) -> bool:
-        """Whether one operation can give the output: one group, in its order, of equal batches."""
+        """Whether a single operation gives the output: one group, in order, of equal batches."""
         entries = [entry for group in looked_up for entry in group[0]]
         batches = {jagged[entry.feature].lengths().numel() for entry in entries}
         numbers = [entry.number for entry in entries]
@@ -251,7 +254,7 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         places: Tensor,
         features: int = 1,
     ) -> Tensor:
-        """The bags of a group, feature after feature; side by side where their number is given."""
+        """The bags of a group, feature after feature; side by side if `features` is the count."""
         members = [jagged[entry.feature] for entry in entries]
         weights = [member.weights() for member in members] if self.is_weighted() else None
         return pool(
@@ -265,14 +268,14 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
 
 
 class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[misc]
-    """TorchRec's EmbeddingCollection, whose rows a session keeps.
+    """TorchRec's EmbeddingCollection, with rows kept by a session.
 
-    Built by itself it is TorchRec's: constructor, weights in this process, names, outputs. Inside a
-    session it gives rows that were fetched for the batch. Gradients of the rows are summed in a
+    Without a session, constructor, weights in this process, names and outputs are TorchRec's. In a
+    session the collection returns rows fetched for the batch. Gradients of the rows are summed in a
     fixed order.
 
-    Raises StrayId for an id that its table does not have. It is a DataError and an IndexError, and
-    names feature, sample, id and table. Other errors are TorchRec's.
+    Raises StrayId for an id outside of its table. StrayId is a DataError and an IndexError; the
+    message names feature, sample, id and table. All remaining errors are TorchRec's.
     """
 
     def configs(self) -> Sequence[Any]:
@@ -280,15 +283,15 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
         return list(self.embedding_configs())
 
     def reset_parameters(self) -> None:
-        """Draw all rows anew, as each table's config says.
+        """Draw all rows anew, according to the configs of the tables.
 
-        Raises UsageError in a session, which begins with rows drawn so.
+        Raises UsageError in a session: a session begins with such rows anyway.
         """
         self._check_own("reset_parameters()")
         super().reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or convert the weights, as `to` does; in a session they stay, and are checked."""
+        """Move or convert the weights, as `to` does; in a session only check `fn`."""
         if self._source is None:
             super()._apply(fn, recurse)
         else:
@@ -301,7 +304,7 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """The rows, float32 [n, D], of every feature of a KeyedJaggedTensor or a TensorDict."""
+        """Return rows, float32 [n, D], of every feature of a KeyedJaggedTensor or a TensorDict."""
         kjt = maybe_td_to_kjt(features, None)
         if self._source is None:
             check_ids(self.entries(), kjt.to_dict())

@@ -1,4 +1,4 @@
-"""Batches that are a pure function of step and slot, from any dataset that can be indexed."""
+"""Batches as a pure function of step and slot, from any indexable dataset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ecrm.session.workers import Worker
 
 
 class Dataset(Protocol):
-    """A map-style dataset, as torch's: `len(dataset)` samples, each the same whenever asked."""
+    """A map-style dataset, as in torch: `len(dataset)` samples, every sample always the same."""
 
     def __len__(self) -> int: ...
 
@@ -36,30 +36,30 @@ def _default_collate(samples: list[Any]) -> Any:
 class Indexed:
     """The samples of a map-style dataset in batches, epoch after epoch.
 
-    - `batch_size`: samples of a batch, which is one slot's part of a step.
+    - `batch_size`: samples of a batch; a batch is the part of a slot in a step.
     - `collate(samples)`: makes a batch of a list of samples; by default torch's default_collate.
-    - `shuffle`: whether each epoch has an order of its own, drawn from (`seed`, epoch).
-    - `epochs`: how often each sample is seen; by default without end.
-    - `workers`: how many processes of each rank make its batches ahead, so that steps need not wait
-      for them. By default they are made in the rank itself, between steps. The bits are the same.
-      An evaluation has as many of its own, from its first batch to its last.
+    - `shuffle`: whether every epoch has a new order, drawn from (`seed`, epoch).
+    - `epochs`: how often every sample is seen; by default without end.
+    - `workers`: the number of processes per rank for making batches ahead, so that steps need not
+      wait. By default the rank itself makes batches, between steps. The bits are the same. An
+      evaluation has as many extra workers, from its first batch to its last.
 
-    Samples follow each other: a batch may hold the last ones of an epoch and the first ones of the
-    next, and every epoch has each sample once. So there is no `drop_last`. There is no sampler
-    either: have the dataset give its samples in the order that is wanted, with shuffle=False. After
-    the last of `epochs` the last batch may be smaller, and slots after it have none in that step.
-    Gradients of a step are divided by the number of slots that have a batch, whatever its size.
+    Samples form a single sequence: a batch may hold the last samples of an epoch and the first
+    samples of the next, and every epoch has every sample once. So `drop_last` is not needed. No
+    sampler can be given: have the dataset give samples in the order wanted, with shuffle=False. The
+    last batch of the last epoch may be smaller, and later slots have no batch in the step.
+    Gradients of a step are divided by the number of slots with a batch of any size.
 
-    Workers are forked when a rank needs its first batch, with the dataset as it is then. They have
-    one thread each, and die with their rank. Files that are open, but for those that can only be
-    written, have places of their own in each; one that cannot be opened once more is an error.
-    What `collate` raises in one is raised here, with the traceback from there. What they return
-    must be what pickle can write. Not checked: that dataset and collate stand a fork, which a
-    connection does not.
+    Workers are forked when a rank needs its first batch, with the dataset in its state at the time.
+    A worker has a single thread, and dies with its rank. Open regular files have an own read
+    position in every worker, except files open only for writing; a file that cannot be opened again
+    is an error. An error of `collate` in a worker is raised on the rank, with the worker's
+    traceback. Pickle must be able to write the batches. Not checked: that dataset and collate
+    survive a fork; a connection does not.
 
-    The order of an epoch takes 8 bytes a sample of memory. A process keeps up to three such
-    orders, and so does each of its workers. Raises UsageError for an empty dataset
-    or batch, and for fewer than 0 workers or 1 epoch.
+    The order of an epoch takes 8 bytes a sample of memory. A process keeps up to three orders, and
+    so does every worker. Raises UsageError for an empty dataset or batch, for fewer than 0 workers,
+    and for fewer than 1 epoch.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Indexed:
         self._orders: dict[int, Tensor] = {}
 
     def batch(self, step: int, slot: int, slots: int) -> Any:
-        """The batch of a slot in a step of `slots` batches; None after the last epoch."""
+        """The batch of a slot in a step of `slots` batches; `None` after the last epoch."""
         first = (step * slots + slot) * self.batch_size
         count = self.batch_size
         if self.epochs is not None:
@@ -93,14 +93,14 @@ class Indexed:
         return self._collate(self._read(self.samples(first, count)))
 
     def slots_in(self, step: int, slots: int) -> range:
-        """The slots that have a batch in a step of `slots` batches."""
+        """The slots with a batch in a step of `slots` batches."""
         if self.epochs is None:
             return range(slots)
         batches = -(-self.epochs * len(self.dataset) // self.batch_size)
         return range(min(slots, max(0, batches - step * slots)))
 
     def samples(self, first: int, count: int) -> list[int]:
-        """Which samples of the dataset are number `first` and the following, `count` of them."""
+        """Numbers in the dataset of `count` samples, from place `first` of the sequence on."""
         size, found = len(self.dataset), []
         while count:
             epoch, place = divmod(first, size)
@@ -110,24 +110,24 @@ class Indexed:
         return found
 
     def steps(self, epochs: float, slots: int) -> int:
-        """How many steps of `slots` batches it takes to see every sample `epochs` times."""
+        """The number of steps of `slots` batches for seeing every sample `epochs` times."""
         return -int(-epochs * len(self.dataset) // (self.batch_size * slots))
 
     @property
     def whole_batches(self) -> int:
-        """How many batches it takes to see each sample once, and in order."""
+        """The number of batches for seeing every sample once, in order."""
         return -(-len(self.dataset) // self.batch_size)
 
     def whole_batch(self, number: int) -> Any:
-        """One of `whole_batches`; the last one may be smaller."""
+        """The batch `number` of `whole_batches`; the last batch may be smaller."""
         first = number * self.batch_size
         last = min(first + self.batch_size, len(self.dataset))
         return self._collate(self._read(list(range(first, last))))
 
     def _read(self, numbers: list[int]) -> list[Any]:
-        """Samples of the dataset, in one call where it has `__getitems__`, as torch's loader does.
+        """Read samples, in a single call if the dataset has `__getitems__`, as torch's loader does.
 
-        Raises UsageError where that call gives another number of samples.
+        Raises UsageError if `__getitems__` returns a wrong number of samples.
         """
         read_many = getattr(self.dataset, "__getitems__", None)
         if not callable(read_many):
@@ -156,13 +156,13 @@ class Indexed:
 
 
 Batches = Indexed | Streams | Callable[[int, int], Any]
-"""Where batches come from: `Indexed`, `Streams`, or a function of (step, slot)."""
+"""The source of batches: `Indexed`, `Streams`, or a function of (step, slot)."""
 
 
 class PureSource:
-    """Batches that depend on step and slot alone: `make(step, slot)`.
+    """Batches depending on step and slot alone: `make(step, slot)`.
 
-    `slots_in(step)` are the slots that have one.
+    `slots_in(step)` are the slots with a batch.
     """
 
     streams = False
@@ -173,7 +173,7 @@ class PureSource:
         self._make, self.slots_in, self._seed = make, slots_in, seed
 
     def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
-        """The batch of a slot in a step, made with random numbers of its own."""
+        """The batch of a slot in a step, made with random numbers seeded for step and slot."""
         if slot not in self.slots_in(step):
             return Drawn(None, over=True)
         seed_slot(self._seed, step, -1 - slot)
@@ -181,7 +181,7 @@ class PureSource:
 
 
 def source_of(batches: Batches, slots: int, seed: int) -> Source:
-    """Where the batches of `slots` slots are made. Raises UsageError for anything else."""
+    """The source of the batches of `slots` slots. Raises UsageError for unusable `batches`."""
     if isinstance(batches, Streams):
         return StreamSource(batches, slots, seed)
     if isinstance(batches, Indexed):
@@ -199,7 +199,10 @@ _STEPS = "session.steps(batches, steps"
 
 
 def steps_of(batches: Batches, slots: int, steps: int | None) -> int:
-    """How many steps are trained: at most `steps`. Raises UsageError where nobody has said."""
+    """The number of steps to train: at most `steps`.
+
+    Raises UsageError for unusable `batches`, and without `steps` if `batches` has no end.
+    """
     if not isinstance(batches, Indexed | Streams) and not callable(batches):
         raise no_batches(batches, "steps")
     if isinstance(batches, Indexed) and batches.epochs is not None:
@@ -210,18 +213,18 @@ def steps_of(batches: Batches, slots: int, steps: int | None) -> int:
             "session.steps(batches) does not say how many steps to train",
             otherwise="type session.steps(batches, 10_000), or give ecrm.Indexed its epochs",
         )
-    return whole(steps, _STEPS, -(2**63))  # what is below 1 is told by the caller
+    return whole(steps, _STEPS, -(2**63))  # the caller reports numbers below 1
 
 
 def feed_of(batches: Batches, slots: int, steps: int, seed: int) -> Feed:
-    """What batches come from on this rank; its workers are forked for the first one."""
+    """The feed of batches on this rank; workers are forked for the first batch."""
     source = source_of(batches, slots, seed)
     count = batches.workers if isinstance(batches, Indexed | Streams) else 0
     return Feed(source, lambda: started(source, count), steps)
 
 
 def started(source: Source, count: int) -> list[Worker]:
-    """So many workers that draw from a source, forked now."""
+    """Fork `count` workers now, drawing batches from `source`."""
     workers: list[Worker] = []
     for number in range(count):
         name = f"worker {number} of {count}"

@@ -1,4 +1,4 @@
-"""Whether user code computes a slot to the same bits twice, and what differs where it does not."""
+"""Whether user code computes a slot twice with the same bits, and the first difference if not."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def check_same(
     spaces: Sequence[RowSpace],
     rows: Sequence[Tensor],
 ) -> None:
-    """Raise UsageError with the first thing in which two results of one slot differ.
+    """Raise UsageError, with the first difference, if two results of the same slot differ.
 
-    `rows` are the row numbers that the slot has looked up by space, int64 [U].
+    `rows` are the row numbers looked up by the slot, by space, int64 [U].
     """
     found = next(_differences(first, second, replica, spaces, rows), "")
     if found:
@@ -39,10 +39,10 @@ def check_same(
 
 
 def undo_is_tried(engine: Engine, check_steps: int) -> bool:
-    """Whether the dense step at hand is taken, undone and taken again, if it follows a commit.
+    """Whether to take, undo and retake the current dense step, if the step follows a commit.
 
-    So it is in the first `check_steps`, and then after 1, 2, 4, 8 and so on commits: state that
-    only later steps change is found, too. The same on all ranks.
+    True in the first `check_steps` steps, and then after 1, 2, 4, 8 and so on commits, to find
+    also state changed only by later steps. False if `check_steps` is 0. The same on all ranks.
     """
     if not check_steps:
         return False
@@ -51,7 +51,7 @@ def undo_is_tried(engine: Engine, check_steps: int) -> bool:
 
 
 def kept(result: SlotResult) -> SlotResult:
-    """A result whose memory the next one of the slot does not take."""
+    """Copy a result's gradients, so that the next result of the slot cannot overwrite them."""
     gradients = [gradient.clone() for gradient in result.gradients]
     return replace(result, gradients=gradients)
 
@@ -85,7 +85,7 @@ def _differences(
     elif first.state is not None and second.state is not None:
         one_state, other_state = unpacked(first.state), unpacked(second.state)
         for name in {**one_state, **other_state}:
-            # a stream's state, which has no name, may be written in other bytes
+            # a stream's state has no name, and its bytes may differ for equal states
             if name and not _same(one_state.get(name), other_state.get(name)):
                 yield f"buffer {name} differs"
     logged, again = (json.loads(bytes(result.note.tolist())) for result in (first, second))
@@ -99,5 +99,5 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _by(one: Tensor, other: Tensor) -> str:
-    """By how much two gradients differ, at most."""
+    """The largest difference between two gradients, in words."""
     return f", by {float((one - other).abs().max()):.1e} at most"

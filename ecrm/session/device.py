@@ -1,4 +1,4 @@
-"""The device that a session's module is trained on, and how the module gets there."""
+"""The device for training a session's module, and the move of the module to the device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ecrm.session.rank import is_rank, this_rank
 def session_device(wanted: torch.device | str | None) -> torch.device:
     """The device of this process for a session.
 
-    It is that of train.device on a rank. In a process alone it is the one that is `wanted`, or the
-    CPU. Raises UsageError where there is no such device, or a rank has another one.
+    On a rank train.device decides. In a process alone the device is `wanted`, or the CPU. Raises
+    UsageError if the device does not exist, or if `wanted` is not the device of the rank.
     """
     try:
         torch.device(wanted or CPU)
@@ -52,7 +52,7 @@ def session_device(wanted: torch.device | str | None) -> torch.device:
     try:
         device = torch.empty(0, device=device).device
         if not imitating():
-            torch.cuda.set_device(device)  # of which the generator is seeded
+            torch.cuda.set_device(device)  # `seed_slot` seeds the current device
         return device
     except (RuntimeError, AssertionError) as error:
         why = str(error).partition("\n")[0]
@@ -63,10 +63,11 @@ def session_device(wanted: torch.device | str | None) -> torch.device:
 
 
 def move(module: nn.Module, device: torch.device, collections: Sequence[Any] = ()) -> None:
-    """Move the parameters and buffers of a module to a device; those on the meta device stay.
+    """Move the parameters and buffers of a module to a GPU; do nothing for the CPU.
 
-    Parameters stay the same objects. A buffer that a module has in several places stays one.
-    `collections` are those of the session in it: they give what they look up on that device.
+    Tensors on the meta device stay. Parameters stay the same objects. A buffer in several places
+    of the module stays a single buffer. `collections` are the session's collections in the module:
+    from now on `device` is also the device of looked up rows.
     """
     if device.type == "cpu":
         return

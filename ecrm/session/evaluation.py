@@ -1,4 +1,4 @@
-"""Batches that a session's model is evaluated on, and what its ranks gather of them."""
+"""Evaluation of a session's model: batches for every rank, and tensors gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ecrm.transport.gpu_copies import on_device, on_host
 from ecrm.transport.message import tensors
 
 EvalBatches = Indexed | Sequence[Any]
-"""What a model is evaluated on: each sample of `Indexed` once, or a sequence of batches."""
+"""The batches of an evaluation: every sample of `Indexed` once, or a sequence of batches."""
 
 
 class NumberedSource:
-    """`count` batches by number, `make(number)`, given to slots in turn: a round has one of each.
+    """`count` batches by number, `make(number)`, given to slots in turn, one a slot in a round.
 
-    Each is made with random numbers of its own, of `seed` and the training's `step`.
+    The random numbers for making a batch depend on `seed`, the training's `step` and the number.
     """
 
     streams = False
@@ -43,7 +43,7 @@ class NumberedSource:
         self._seed, self._step = seed, step
 
     def slots_in(self, step: int) -> range:
-        """The slots that have a batch in a round."""
+        """The slots with a batch in a round."""
         return range(min(self._slots, self._count - step * self._slots))
 
     def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
@@ -56,11 +56,11 @@ class NumberedSource:
 
 
 class Evaluation:
-    """One evaluation on one rank: batches out, tensors gathered, all of them everywhere at the end.
+    """An evaluation on a rank: yields batches, gathers tensors, returns the tensors of all ranks.
 
-    `rows_of(batch)` are the rows that a batch uses. `source` hands those of the batch at hand to
-    the model's collections. `replica` is the dense part, `went_back` is called after a failure,
-    `doing(place)` before the user's code.
+    `rows_of(batch)` are the rows used by a batch. `source` gives the rows of the current batch to
+    the model's collections. `replica` is the dense part. `went_back` is called after a failure,
+    and `doing(place)` before the user's code.
     """
 
     def __init__(
@@ -80,7 +80,10 @@ class Evaluation:
         self._number = -1
 
     def gather(self, named: Mapping[str, Tensor]) -> None:
-        """Keep tensors of the batch at hand, [B, ...] or single numbers; copies."""
+        """Keep copies of tensors of the current batch, [B, ...] or single numbers.
+
+        Raises UsageError outside of the loop over batches.
+        """
         if self._number < 0:
             raise UsageError(
                 "session.gather belongs into the body of the loop over session.eval_batches"
@@ -90,11 +93,10 @@ class Evaluation:
             self._parts[f"{self._number} {name}"] = whole.reshape(whole.shape or (1,)).clone()
 
     def run(self, batches: EvalBatches) -> Generator[Any, None, dict[str, Tensor]]:
-        """Collective: give the batches that this rank evaluates; again from the first one on after
-        a failure.
+        """Collective: yield the batches of this rank; after a failure begin again.
 
-        Returns {name: what was gathered, in the order of the batches}, the same on every rank.
-        Raises as `sealed` does.
+        Returns {name: gathered tensors, in the order of the batches}, the same on every rank.
+        Raises as `sealed` does, and UsageError for unusable batches.
         """
         count, make = _counted(batches)
         engine = self._engine
@@ -111,7 +113,7 @@ class Evaluation:
             )
         finally:
             feed.close()
-        seed_slot(self._seed, engine.step, -1 - count)  # the same on all ranks from here on
+        seed_slot(self._seed, engine.step, -1 - count)  # from now on the same on all ranks
         return result
 
     def _once_through(self, count: int, feed: Feed) -> Generator[Any, None, dict[str, Tensor]]:
@@ -143,7 +145,7 @@ class Evaluation:
         return Place(self._engine.step, number, EVALUATION)
 
     def _made(self, feed: Feed, at: int, slot: int) -> tuple[Any, BatchRows]:
-        """The batch of a slot in a round, and the rows that it uses."""
+        """The batch of a slot in a round, and the rows used by the batch."""
         number = at * len(self._engine.view.slots) + slot
         self._doing(self._place(number))
         drawn = feed.draw(at, slot, self._engine.slots)
@@ -152,7 +154,7 @@ class Evaluation:
         return batch, self._rows_of(batch)
 
     def _check_count(self, count: int) -> None:
-        """Collective: raise UsageError on every rank unless all have as many batches."""
+        """Collective: raise UsageError on every rank unless all have equally many batches."""
         engine = self._engine
         with engine.recovery.recovering():
             counts = engine.state.transport.gather(count)
@@ -165,7 +167,7 @@ class Evaluation:
                 )
 
     def _shared(self) -> dict[str, Tensor]:
-        """Collective: what all ranks have gathered, by name, in the order of the batches."""
+        """Collective: the tensors gathered by all ranks, by name, in the order of the batches."""
         engine = self._engine
         with engine.recovery.recovering():
             shared = engine.state.transport.share([packed(self._parts)])
@@ -182,7 +184,7 @@ class Evaluation:
 
 
 def _counted(batches: EvalBatches) -> tuple[int, Callable[[int], Any]]:
-    """How many batches there are, and (number) -> one of them."""
+    """The number of batches, and a function from a number to its batch."""
     if isinstance(batches, Indexed):
         return batches.whole_batches, batches.whole_batch
     if isinstance(batches, Sequence):

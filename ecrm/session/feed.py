@@ -1,4 +1,4 @@
-"""How batches come to the rank that runs their slots: made here, or ahead in workers."""
+"""How a rank gets the batches of its slots: made in the rank, or ahead in workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from ecrm.session.workers import Worker, WorkerLost
 
 STEPS_AHEAD = 2
-"""Workers make the batches of so many steps ahead, and two each at least."""
+"""Number of steps for which workers make batches ahead; at least two batches a worker."""
 
 Place = tuple[int, int]
 """A step and a slot."""
@@ -21,12 +21,12 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Drawn:
-    """The batch of one slot in one step.
+    """The batch of a slot in a step.
 
-    - `over`: the slot has no batch in this step, nor in a later one.
-    - `after`: of a stream, its state after this batch; None for other data.
-    - `before`: of a stream, what its state before this batch is to be called from now on, since
-      that is only known now; None for as it was.
+    - `over`: the slot has no batch in this step or later.
+    - `after`: the state of a stream after this batch; `None` for data without streams.
+    - `before`: a replacement for the stream's state before this batch, known only after drawing;
+      `None` to keep the state.
     """
 
     batch: Any
@@ -36,19 +36,18 @@ class Drawn:
 
 
 class Source(Protocol):
-    """Where batches are made. It may be used in several processes.
+    """A maker of batches, usable in several processes.
 
-    `streams` says whether the batches of a slot come one after the other, from one state to the
-    next.
+    `streams` says whether the batches of a slot are a sequence with a state between batches.
     """
 
     streams: bool
 
     def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
-        """The batch of a slot in a step; of a stream whose state is `before`, if that is known."""
+        """The batch of a slot in a step; `before` is the state of a stream, if known."""
 
     def slots_in(self, step: int) -> range:
-        """The slots that have a batch in a step, as far as that is known without drawing."""
+        """The slots with a batch in a step, as far as known without drawing."""
 
 
 def draw_in_one_thread(source: Source, step: int, slot: int, before: bytes | None) -> Drawn:
@@ -64,14 +63,14 @@ def draw_in_one_thread(source: Source, step: int, slot: int, before: bytes | Non
 
 
 class Task(tuple[int, int, bytes | None]):
-    """(step, slot, state before) that a worker is asked for."""
+    """(step, slot, state before) of a batch asked for from a worker."""
 
     def __str__(self) -> str:
         return f"the batch of step {self[0]}, slot {self[1]}"
 
 
 class AskedWorker:
-    """A worker, and the places that it was asked for: those first that it makes first."""
+    """A worker, and the places asked for, in the order of making, with their rounds."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -79,36 +78,36 @@ class AskedWorker:
 
 
 class Feed:
-    """Draws batches of a `source` for one rank.
+    """Draws batches of a `source` for a rank.
 
-    The workers that `start` gives answer what `Source.draw` gives, for a Task: they make the
-    batches ahead that this rank asks for next, up to step `steps`. They are started for the first
-    batch, so that a rank without slots has none. Where `start` gives none, batches are made when
-    they are asked for.
+    The workers from `start` answer a Task with the result of `Source.draw`. The workers make ahead
+    the next batches of this rank, up to step `steps`. Workers start with the first batch, so a
+    rank without slots has no workers. If `start` gives no workers, the rank makes every batch on
+    demand.
     """
 
     def __init__(self, source: Source, start: Callable[[], Sequence[Worker]], steps: int) -> None:
         self._source, self._steps, self._start = source, steps, start
         self._workers: list[AskedWorker] | None = None
-        self._round = 0  # what was asked before the present round is not wanted any more
+        self._round = 0  # answers to tasks of earlier rounds are dropped
         self._wanted: dict[Place, AskedWorker] = {}
         self._came: dict[Place, Drawn | Exception] = {}
-        self._next: dict[int, int] = {}  # by slot, the step that its stream has come to
+        self._next: dict[int, int] = {}  # by slot, the next step of the stream
 
     @property
     def streams(self) -> bool:
-        """Whether batches of a slot come one after the other."""
+        """Whether batches of a slot are a sequence with a state between batches."""
         return self._source.streams
 
     def slots_in(self, step: int) -> range:
-        """The slots that have a batch in a step, unless their streams have ended."""
+        """The slots with a batch in a step, except for slots with an ended stream."""
         return self._source.slots_in(step)
 
     def draw(self, step: int, slot: int, mine: Sequence[int], before: bytes | None = None) -> Drawn:
-        """The batch of one of the slots that this rank runs, `mine`; it may have to be waited for.
+        """The batch of a slot among `mine`, the slots of this rank; waits for the batch if needed.
 
-        Of a stream, `before` is its state before the batch, if that is known. Raises what making it
-        has raised, and WorkerLost.
+        `before` is the state of a stream before the batch, if known. Raises any error from making
+        the batch, and WorkerLost.
         """
         if self._workers is None:
             self._workers = [AskedWorker(worker) for worker in self._start()]
@@ -124,11 +123,11 @@ class Feed:
         return self._take(place)
 
     def draw_here(self, step: int, slot: int, before: bytes | None) -> Drawn:
-        """The batch of a slot that another rank runs, made in this process."""
+        """The batch of a peer rank's slot, made in this process."""
         return draw_in_one_thread(self._source, step, slot, before)
 
     def went_back(self) -> None:
-        """A recovery is through: streams begin again with states that are given to `draw`."""
+        """After a recovery, forget batches of streams: `draw` gets the states for a restart."""
         if self.streams:
             self._round += 1
             self._wanted.clear()
@@ -141,7 +140,7 @@ class Feed:
             each.worker.close()
 
     def _forget_before(self, step: int) -> None:
-        # a step is asked for again only after a recovery, and by a step that begins
+        # a step is asked for again only after a recovery, when a step begins
         self._wanted = {place: by for place, by in self._wanted.items() if place[0] >= step - 1}
         self._came = {place: drawn for place, drawn in self._came.items() if place[0] >= step - 1}
 
@@ -150,7 +149,7 @@ class Feed:
             return
         step, slot = place
         assert self._workers
-        if self.streams:  # a stream is in one process
+        if self.streams:  # a stream lives in a single process
             chosen = self._workers[slot % len(self._workers)]
         else:
             chosen = min(self._workers, key=lambda each: len(each.asked))
@@ -178,7 +177,7 @@ class Feed:
 
 
 def _following(step: int, slot: int, mine: Sequence[int], steps: int) -> Iterator[Place]:
-    """The places of these slots after one of them, up to the last step."""
+    """The places of the slots `mine` after (step, slot), up to the last step."""
     for later in mine:
         if later > slot:
             yield step, later

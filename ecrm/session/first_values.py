@@ -1,4 +1,4 @@
-"""What the rows of a table begin with, from TorchRec's config of the table and its weight."""
+"""First values of the rows of a table, from TorchRec's config of the table and its weight."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ecrm.errors import UsageError
 from ecrm.placement.initial_values import InitFunction, Initial, Uniform
 
 LARGEST_VALUES = 256 << 20
-"""Bytes of values that the tables of a model may bring along, all together."""
+"""Most bytes of first values of all tables of a model together."""
 
 _ALIKE: tuple[Callable[..., Tensor], ...] = (nn.init.normal_, nn.init.trunc_normal_)
-"""Functions that make one row the same way as a whole table."""
+"""Functions filling a single row the same way as a whole table."""
 
 
 def initial_of(config: Any) -> Initial | None:
-    """How rows begin that are drawn where they lie; None if that is as TorchRec's do by default.
+    """The first values of rows drawn on their servers; `None` for TorchRec's default.
 
-    None as well for an `init_fn` that has to see the whole table, whose values `first_values` has.
+    Also `None` if `init_fn` must see the whole table: `first_values` has the values then.
     """
     usual = math.sqrt(1 / config.num_embeddings)
     initial = _row_by_row(config)
@@ -31,12 +31,12 @@ def initial_of(config: Any) -> Initial | None:
 
 
 def first_values(tables: Mapping[str, tuple[Any, nn.Parameter]], seed: int) -> dict[str, Tensor]:
-    """The values of tables that bring them along, float32 [rows, dim]; `tables` by their names.
+    """The values of tables not drawn row by row, float32 [rows, dim]; `tables` by name.
 
-    Those are tables that were not built on the meta device, and those whose `init_fn` has to see
-    the whole table. It is called here, with a generator seeded by `seed` and the table's number.
+    The result has tables built on a device, not on meta, and tables with an `init_fn` for the whole
+    table. `init_fn` is called now, with a generator seeded by `seed` and the table's number.
 
-    Raises UsageError if they are larger than `LARGEST_VALUES`.
+    Raises UsageError if the values are larger than `LARGEST_VALUES`.
     """
     built = [name for name, (_, weight) in tables.items() if not weight.is_meta]
     filled = [
@@ -62,7 +62,7 @@ def first_values(tables: Mapping[str, tuple[Any, nn.Parameter]], seed: int) -> d
 
 
 def _copy(weight: nn.Parameter) -> Tensor:
-    """Values that nobody else changes."""
+    """Copy a weight to the CPU, so that later changes of the weight do not count."""
     return weight.detach().to("cpu", copy=True).contiguous()
 
 
@@ -77,7 +77,7 @@ def _check_size(sizes: Mapping[str, int], what: str, otherwise: str) -> None:
 
 
 def _row_by_row(config: Any) -> Initial | None:
-    """What makes rows one by one as the `init_fn` makes the table; None if nothing does."""
+    """The function for filling rows singly as `init_fn` fills the table; `None` if impossible."""
     fill = config.init_fn or nn.init.normal_  # as nn.Embedding begins
     function, given = fill, {}
     if isinstance(fill, functools.partial) and not fill.args:

@@ -1,4 +1,4 @@
-"""Which row space each output of a collection comes from, and which rows it asks for."""
+"""The row spaces of the outputs of a collection, and the rows asked for by ids."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ID_TYPES = (torch.int64, torch.int32)
 
 @dataclass(frozen=True)
 class Entry:
-    """One feature looked up in one table of `rows` rows.
+    """A feature looked up in a table of `rows` rows.
 
-    `number` is its place in the output of its collection. `first` is the table's first row in its
-    row space. `pooling` is `sum` or `mean`, and empty for rows that are not pooled.
+    `number` is the feature's place in the output of the collection. `first` is the table's first
+    row in its row space. `pooling` is `sum` or `mean`, and empty for rows without pooling.
     """
 
     number: int
@@ -31,9 +31,9 @@ class Entry:
     first: int = 0
 
     def may_look_up(self, ids: Tensor) -> bool:
-        """Whether ids, [n], are whole numbers, and all of them rows of the table.
+        """Whether ids, [n], are int64 or int32, and all in the table.
 
-        Ids on the meta device, of which nobody knows, pass.
+        No ids at all pass, and so do ids on the meta device, without values.
         """
         if not ids.numel() or ids.is_meta:
             return True
@@ -43,7 +43,7 @@ class Entry:
         return int(lowest) >= 0 and int(highest) < self.rows
 
     def check(self, jagged: JaggedTensor) -> None:
-        """Raise DataError for ids that are no whole numbers, StrayId for one that is no row."""
+        """Raise DataError for ids neither int64 nor int32, StrayId for an id not in the table."""
         ids = jagged.values()
         if self.may_look_up(ids):
             return
@@ -59,26 +59,26 @@ class Entry:
         )
 
     def in_words(self, jagged: JaggedTensor, place: int) -> str:
-        """The id at a place of the feature's values, with the sample that has it."""
+        """Describe the id at a place of the feature's values, with its sample."""
         ends = jagged.lengths().cumsum(0)
         sample = int(torch.searchsorted(ends, place, right=True))
         return f'feature "{self.feature}" of sample {sample}: id {int(jagged.values()[place])}'
 
     def within(self, ids: Tensor) -> Tensor:
-        """Those ids that are whole numbers and rows of the table, in order."""
+        """The ids in the table, in order; empty for ids neither int64 nor int32."""
         if ids.dtype not in _ID_TYPES:
             return torch.empty(0, dtype=torch.int64)
         return ids[(ids >= 0) & (ids < self.rows)]
 
     def row_numbers(self, ids: Tensor) -> Tensor:
-        """Where ids, [n], of the table lie in the row space, int64 [n]."""
+        """The row numbers in the row space, int64 [n], of ids, [n], of the table."""
         numbers: Tensor = ids.long()
         return numbers + self.first if self.first else numbers
 
 
 @dataclass(frozen=True)
 class Group:
-    """Entries that one operation gives: those of one row space and one pooling."""
+    """Entries of the same row space and pooling, looked up by a single operation."""
 
     space: int
     pooling: str
@@ -87,7 +87,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """The outputs of one collection by groups. `number` tells collections apart."""
+    """The outputs of a collection by groups. `number` tells collections apart."""
 
     number: int
     groups: tuple[Group, ...]
@@ -96,7 +96,7 @@ class Layout:
     def of(
         cls, number: int, entries: Iterable[tuple[str, Entry]], spaces: Sequence[RowSpace]
     ) -> Layout:
-        """From entries, each with the name that its table has in the row spaces."""
+        """Make the layout from entries, paired with table names of the row spaces."""
         homes = {
             table.name: (space, first)
             for space, row_space in enumerate(spaces)
@@ -110,9 +110,9 @@ class Layout:
 
 
 def check_ids(entries: Iterable[Entry], features: Mapping[str, JaggedTensor]) -> None:
-    """Raise for ids that the entries cannot look up, as `Entry.check` does.
+    """Raise for ids not looked up by the entries, as `Entry.check` does.
 
-    Raises KeyError for a feature that is missing.
+    Raises KeyError for a missing feature.
     """
     for entry in entries:
         entry.check(features[entry.feature])

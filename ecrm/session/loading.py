@@ -1,4 +1,4 @@
-"""A model's state from outside, put into a session before it trains."""
+"""Loading a model's state into a session before training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ecrm.rank.collective_check import share_json
 from ecrm.transport.base import Transport
 
 _DAMAGE = ""
-"""The name among digests of windows under which a rank says that a file is damaged."""
+"""The key among digests of windows for a rank's report of a damaged file."""
 
 
 def load(
@@ -34,14 +34,14 @@ def load(
     opened: OpenedFile | None = None,
     strict: bool = True,
 ) -> list[Table]:
-    """Put all of a state_dict but tables into a module; returns tables that begin with its rows.
+    """Load a state_dict, except tables, into a module; return the tables with the loaded rows.
 
-    `where` is what messages call the state. `source` is the file in which its tensors are mapped,
-    "" where they are in memory, of which tables then keep a copy. `opened` tells that file from
-    others of its name. The module stays as it is where UsageError is raised: for names that are
-    missing or too many, other shapes and dtypes, or two numbers for one table in memory.
-    `with_digests` and `check_names` look at those in files. Where that is not `strict`, tables may
-    have more rows here, and what the state lacks stays as it is.
+    `where` is the name of the state in messages. `source` is the file with the mapped tensors, ""
+    for tensors in memory; tables then keep a copy. `opened` identifies the file even if a new file
+    takes its name. Raises UsageError, before any change to the module, for missing or unknown
+    names, for wrong shapes or dtypes, and for different values of the same table in memory.
+    `with_digests` and `check_names` compare values in files. If not `strict`, tables may have more
+    rows in the session than in the state, and parts missing in the state keep their values.
     """
     tables = list(tables)
     here = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
@@ -72,7 +72,7 @@ def load(
         initial: Initial
         if source:
             initial = FileValues(values, source, "", opened, others.get(table.name, {}))
-        else:  # rows are looked up all along, and whoever gave the values may change them
+        else:  # a copy: rows are looked up during the whole run, and the caller may change values
             initial = Values(values.to("cpu", copy=True).contiguous())
         loaded.append(replace(table, initial=initial))
     return loaded
@@ -81,9 +81,9 @@ def load(
 def _check(
     here: Mapping[str, Tensor], state: Mapping[str, Any], where: str, tables: Collection[str]
 ) -> None:
-    """Raise UsageError where names, shapes or dtypes differ.
+    """Raise UsageError if names, shapes or dtypes of `here` and the state differ.
 
-    With names of `tables`, these may have fewer rows there, and anything may be missing there.
+    If `tables` has names, these tables may have fewer rows in the state, which may lack any name.
     """
     there = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     if differing := _differing(here, there, tables):
@@ -102,7 +102,7 @@ def _check(
 def _differing(
     here: Mapping[str, Tensor], there: Mapping[str, Tensor], tables: Collection[str]
 ) -> list[str]:
-    """The names of tensors that differ; `tables` as in `_check`."""
+    """The names of differing tensors; `tables` as in `_check`."""
     found = []
     for name in {**here, **there}:
         if _in_words(here.get(name)) == _in_words(there.get(name)) or (
@@ -115,13 +115,13 @@ def _differing(
 
 
 def _is_smaller(there: Tensor, here: Tensor) -> bool:
-    """Whether a table has fewer rows there, of the same width and dtype."""
+    """Whether a table has fewer rows in the state, of the same width and dtype."""
     alike = there.dtype == here.dtype and there.shape[1:] == here.shape[1:]
     return alike and there.dim() == 2 and 0 < len(there) < len(here)
 
 
 def _check_grown(tables: Iterable[Table], state: Mapping[str, Any], where: str) -> None:
-    """Raise UsageError where the new rows of a table could not begin as it says."""
+    """Raise UsageError if a table with new rows has its own initialization."""
     for table in tables:
         values = state.get(f"{table.name}.weight")
         if values is not None and len(values) < table.rows and table.initial is not None:
@@ -133,7 +133,7 @@ def _check_grown(tables: Iterable[Table], state: Mapping[str, Any], where: str) 
 
 
 def new_here(module: nn.Module, tables: Iterable[Table], state: Mapping[str, Any]) -> list[str]:
-    """A line for what a module has and the loaded state has not: tensors, and rows of tables."""
+    """Lines about tensors of a module and rows of tables missing in the loaded state."""
     missing = [
         name
         for name, tensor in module.state_dict().items()
@@ -163,9 +163,9 @@ def _two_for_one(where: str, alias: str, name: str) -> UsageError:
 
 
 def check_names(tables: Iterable[Table]) -> None:
-    """Raise UsageError where a file has other numbers under two names of one table.
+    """Raise UsageError if a file has different numbers under two names of the same table.
 
-    It reads these tables whole, some rows at a time. Raises DataError for a damaged file.
+    Reads tables with two names whole, some rows at a time. Raises DataError for a damaged file.
     """
     tables = list(tables)
     _check_files(tables, 0, 1)
@@ -174,11 +174,11 @@ def check_names(tables: Iterable[Table]) -> None:
 
 
 def with_digests(transport: Transport, tables: Iterable[Table]) -> list[Table]:
-    """Collective: the tables, those in files with the digest of what the file holds.
+    """Collective: return the tables; tables in files get the digest of their values in the file.
 
-    The ranks of a host that have opened the same file share the reading, so it is read once per
-    host. Raises UsageError on every rank where ranks have files of one name and other content, and
-    where a file has other numbers under two names of one table.
+    Ranks of a host with the same opened file share the reading: the file is read once per host.
+    Raises UsageError on every rank if the loaded files differ between ranks, or if a file has
+    different numbers under two names of the same table. Raises DataError for a damaged file.
     """
     tables = list(tables)
     while True:
@@ -188,7 +188,7 @@ def with_digests(transport: Transport, tables: Iterable[Table]) -> list[Table]:
         if not any(loaded for _, loaded, _ in said.values()):
             return tables
         if any(loaded != mine for _, loaded, _ in said.values()):
-            return tables  # which is told where ranks compare their models
+            return tables  # comparing the models of ranks reports the difference
         hosts = {rank: host for rank, (host, _, _) in said.items()}
         here, _, opened = said[transport.rank]
         together = [
@@ -204,14 +204,14 @@ def with_digests(transport: Transport, tables: Iterable[Table]) -> list[Table]:
 
 
 def _check_files(tables: Iterable[Table], place: int, of: int) -> None:
-    """Raise DataError where this rank's share of the files of tables is damaged."""
+    """Raise DataError if this rank's share of the files of tables is damaged."""
     files = [table.initial for table in tables if isinstance(table.initial, FileValues)]
     for source in sorted({file.source for file in files if file.opened is not None}):
         check_share(Path(source), place, of)
 
 
 def _checked_digests(tables: Sequence[Table], place: int, together: list[int]) -> dict[str, str]:
-    """The digests of this rank's share of all windows, or, by `_DAMAGE`, that a file is damaged."""
+    """The digests of this rank's share of all windows; for a damaged file an error at `_DAMAGE`."""
     try:
         _check_files(tables, place, len(together))
         return _digests(tables, place, together)
@@ -220,7 +220,7 @@ def _checked_digests(tables: Sequence[Table], place: int, together: list[int]) -
 
 
 def _raise_damage(shared: Mapping[int, Mapping[str, str]]) -> None:
-    """Raise DataError where a rank has found a file damaged."""
+    """Raise DataError if a rank has found a damaged file."""
     for rank, digests in sorted(shared.items()):
         if _DAMAGE in digests:
             error = DataError(digests[_DAMAGE])
@@ -229,18 +229,18 @@ def _raise_damage(shared: Mapping[int, Mapping[str, str]]) -> None:
 
 
 def _others(table: Table) -> Mapping[str, Tensor]:
-    """The values of a table under its other names in the file, by name."""
+    """The values of a table under further names in the file, by name."""
     return table.initial.others if isinstance(table.initial, FileValues) else {}
 
 
 def _opened(tables: Iterable[Table]) -> list[list[int]]:
-    """What tells the files of tables from others of their names; not on another host."""
+    """The identities of the opened files of tables, valid only on this host."""
     files = [table.initial for table in tables if isinstance(table.initial, FileValues)]
     return [list(file.opened.known) for file in files if file.opened is not None]
 
 
 def _digests(tables: Iterable[Table], place: int, together: list[int]) -> dict[str, str]:
-    """The digests of this rank's share of all windows: that at `place` of those `together`."""
+    """The digests of this rank's share of all windows: share `place` among ranks `together`."""
     windows = [
         (_window(name, first), values, first)
         for table in tables
@@ -262,7 +262,7 @@ def _window(name: str, first: int) -> str:
 
 
 def _check_names(tables: Iterable[Table], digests: Mapping[str, str]) -> None:
-    """Raise UsageError where windows of one table differ by its name."""
+    """Raise UsageError if windows of a table differ between its names."""
     for table in tables:
         if isinstance(initial := table.initial, FileValues):
             for other in initial.others:
@@ -272,7 +272,7 @@ def _check_names(tables: Iterable[Table], digests: Mapping[str, str]) -> None:
 
 
 def _agreed(shared: Mapping[int, Mapping[str, str]], hosts: Mapping[int, str]) -> dict[str, str]:
-    """The digests of all windows, by those of all ranks."""
+    """Merge the digests of windows from all ranks. Raises UsageError if two ranks differ."""
     found: dict[str, tuple[str, int]] = {}
     for rank, digests in sorted(shared.items()):
         for window, digest in digests.items():

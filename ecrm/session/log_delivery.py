@@ -1,4 +1,4 @@
-"""What slots have logged, told to the script once for each committed step, whoever dies."""
+"""Logged values of slots, told to the script once for every committed step, despite deaths."""
 
 from __future__ import annotations
 
@@ -14,37 +14,41 @@ from torch import Tensor
 from ecrm.engine.engine import Engine
 
 Logged = Mapping[int, Mapping[str, float]]
-"""What slots have logged in a step: {slot: {name: value}}, slots ascending."""
+"""Values logged by slots in a step: {slot: {name: value}}, slots ascending."""
 
 ENDS_LATER = 64
-"""So many steps after a committed one training ends where a listener of commits asks for that.
+"""Least number of steps from a committed step to the end of training asked for by its listener.
 
-All ranks know of the commit by then, whatever has failed meanwhile, and whatever the interval.
+By then all ranks know of the commit, despite failures. With long commit intervals twice the
+interval counts.
 """
 
 
 class Mark(Protocol):
-    """Where the main rank writes down how far it has told the script; outlives that rank."""
+    """A record of the steps told to the script by the main rank; the mark outlives the rank."""
 
     def read(self) -> tuple[int, int]:
-        """The step before which all was told, and that before which training ends, -1 for none."""
+        """Return (step, ends_at): all before `step` was told, training ends before `ends_at`.
+
+        `ends_at` is -1 if no listener wants an end.
+        """
 
     def write(self, step: int, ends_at: int) -> None:
-        """All before a step was told, and a listener has had training end before `ends_at`."""
+        """Record `step` and `ends_at`, with the meaning as in `read`."""
 
 
 class NoMark:
-    """Of a rank that dies with all that was told."""
+    """No mark: for a rank alone, and for a run without a folder."""
 
     def read(self) -> tuple[int, int]:
         return 0, -1
 
     def write(self, step: int, ends_at: int) -> None:
-        """There is nobody to read it."""
+        """Do nothing: no rank reads a mark."""
 
 
 class FileMark:
-    """A mark in a file, which every rank sees. What the system refuses is left out."""
+    """A mark in a file, seen by every rank. Errors of the system are ignored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,16 +64,16 @@ class FileMark:
         with contextlib.suppress(OSError):
             if self._descriptor < 0:
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
-            os.pwrite(self._descriptor, b"%020d %020d\n" % (step, ends_at), 0)  # of one size
+            os.pwrite(self._descriptor, b"%020d %020d\n" % (step, ends_at), 0)  # of fixed size
 
 
 class LogDelivery:
-    """Tells what slots have logged, once for each committed step, and in order.
+    """Tells logged values of slots, once for every committed step, in order.
 
-    `logged(step, values)` hears of a step as soon as it is committed. `tell(step, values)` is the
-    script's own code. The main rank tells it at once, and marks that. Others tell it at the next
-    commit: the main rank has done so before. Where the main rank dies before, the next one tells
-    the step as the main rank.
+    `logged(step, values)` is called as soon as the step is committed. `tell(step, values)` is the
+    script's own code. The main rank calls `tell` at once, and marks the step as told. All remaining
+    ranks call `tell` at the next commit, after the main rank. If the main rank dies before, the
+    next main rank tells the step as the main rank.
     """
 
     def __init__(
@@ -88,9 +92,12 @@ class LogDelivery:
             mark.write(engine.committed, -1)
         self._telling = -1
         self.as_main: bool | None = None
-        """Whether the step that is being told is the main rank's to tell; None outside of that."""
+        """Whether the running `tell` is the main rank's, for a step not marked as told.
+
+        `None` while no `tell` is running.
+        """
         self.ends_at = -1
-        """The step before which a listener wants training to end; -1 for none."""
+        """The step before which a listener wants training to end; -1 if no listener does."""
 
     @property
     def _is_main(self) -> bool:
@@ -98,19 +105,19 @@ class LogDelivery:
 
     @property
     def under_way(self) -> bool:
-        """Whether a listener is being told."""
+        """Whether `tell` runs now."""
         return self._telling >= 0
 
     def stop(self) -> None:
-        """The listener that is being told wants training to end."""
+        """Note: the running listener wants training to end."""
         later = max(ENDS_LATER, 2 * self._engine.state.policy.commit_interval)
         if self.ends_at < 0:
             self.ends_at = self._telling + 1 + later
 
     def deliver(self, all_of_it: bool = False) -> None:
-        """Tell of the steps that are committed now, and let the engine forget their notes.
+        """Tell newly committed steps, and let the engine forget the notes of the steps.
 
-        `all_of_it`: the main rank is known to have told all.
+        `all_of_it`: the main rank is known to have told all steps.
         """
         self._hear()
         committed = self._engine.committed

@@ -1,4 +1,4 @@
-"""What to write instead of data that a session cannot use, such as torch's DataLoader."""
+"""Advice on replacing data not usable by a session, such as torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MADE = (
 
 
 def check_indexable(dataset: Any) -> None:
-    """Raise UsageError unless samples can be asked for by number, and there are some."""
+    """Raise UsageError unless the dataset has a length, samples by number, and a sample."""
     name = f"ecrm.Indexed({type(dataset).__name__})"
     if isinstance(dataset, DataLoader):
         raise UsageError(
@@ -45,7 +45,7 @@ def check_indexable(dataset: Any) -> None:
 
 
 def no_batches(data: Any, method: str) -> UsageError:
-    """Why `data` cannot be given to a `method` of the session, and what can."""
+    """The error for unusable `data` given to a `method` of the session, with a usable kind."""
     name = f"session.{method}({type(data).__name__})"
     trains = method == "steps"
     if isinstance(data, DataLoader):
@@ -65,7 +65,7 @@ def no_batches(data: Any, method: str) -> UsageError:
 
 
 def _in_place_of(loader: DataLoader[Any], trains: bool = True) -> str:
-    """What to write in place of a DataLoader."""
+    """The code to write in place of a DataLoader."""
     if isinstance(loader.dataset, IterableDataset):
         return "ecrm.Streams(make)" if trains else "list(loader)"
     if not trains and _own_order(loader):
@@ -75,7 +75,7 @@ def _in_place_of(loader: DataLoader[Any], trains: bool = True) -> str:
     if loader.collate_fn is not default_collate:
         name = getattr(loader.collate_fn, "__name__", "")
         name = name if name.isidentifier() else "collate_fn"
-        single = loader.batch_sampler is None  # samples are not made into batches
+        single = loader.batch_sampler is None  # without batching
         parts.append(f"collate={f'lambda samples: {name}(samples[0])' if single else name}")
     parts += ["shuffle=False"] if trains and _in_order(loader) else []
     parts += [f"workers={loader.num_workers}"] if loader.num_workers else []
@@ -83,7 +83,7 @@ def _in_place_of(loader: DataLoader[Any], trains: bool = True) -> str:
 
 
 def _left_out(loader: DataLoader[Any]) -> str:
-    """What becomes of those parts of a DataLoader that Indexed does not have."""
+    """Advice on the parts of a DataLoader missing in Indexed."""
     if isinstance(loader.dataset, IterableDataset):
         return ""
     said = ""
@@ -100,7 +100,7 @@ def _left_out(loader: DataLoader[Any]) -> str:
 
 
 def _own_order(loader: DataLoader[Any]) -> str:
-    """The class that gives a DataLoader an order which Indexed does not have; "" for none."""
+    """The class giving a DataLoader an order not known to Indexed; "" for a known order."""
     batches, samples = loader.batch_sampler, _sampler(loader)
     if batches is not None and not isinstance(batches, BatchSampler):
         return type(batches).__name__
@@ -114,7 +114,7 @@ def _own_order(loader: DataLoader[Any]) -> str:
 
 
 def _in_order(loader: DataLoader[Any]) -> bool:
-    """Whether each sample comes once, and in the order of the dataset."""
+    """Whether every sample comes once, in the order of the dataset."""
     samples = _sampler(loader)
     distributed = isinstance(samples, DistributedSampler) and not samples.shuffle
     in_order = distributed or isinstance(samples, SequentialSampler)
@@ -122,5 +122,5 @@ def _in_order(loader: DataLoader[Any]) -> bool:
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:
-    """What gives the order of samples."""
+    """The sampler deciding the order of samples."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)

@@ -1,4 +1,4 @@
-"""Where in a user's own code an error comes from."""
+"""The place of an error in a user's own code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ecrm
 _ECRM = f"{Path(ecrm.__file__).parent}/"
 _OTHERS = (_ECRM, *map(sysconfig.get_path, ("stdlib", "purelib")), "<")
 _COLLATE = "/torch/utils/data/"
-"""In the paths of torch's default_collate, which stands in for a user's own."""
+"""Part of the path of torch's default_collate, treated like a user's own collate."""
 
 
 def _is_own(file: str, script: str) -> bool:
@@ -20,7 +20,7 @@ def _is_own(file: str, script: str) -> bool:
 
 
 def own_line(error: BaseException, script: str) -> str:
-    """The user's own line that an error came from, the innermost one: FILE:LINE, "" for none."""
+    """FILE:LINE of the innermost frame of the user's code in an error; "" without user code."""
     own = [
         f"{Path(frame.f_code.co_filename).name}:{number}"
         for frame, number in traceback.walk_tb(error.__traceback__)
@@ -30,7 +30,7 @@ def own_line(error: BaseException, script: str) -> str:
 
 
 def whole_numbers() -> dict[str, int]:
-    """The whole numbers among the variables of the innermost function of the user's that runs."""
+    """The whole numbers among the variables of the innermost running function of the user."""
     frame = sys._getframe(1)
     while frame.f_back is not None and not _is_own(frame.f_code.co_filename, ""):
         frame = frame.f_back
@@ -41,10 +41,10 @@ def whole_numbers() -> dict[str, int]:
 
 
 def own_traceback(error: BaseException, script: str = "") -> str:
-    """The traceback of an error in the user's code, from the script's first line on.
+    """The traceback of an error in the user's code, from the script's first frame on.
 
-    Frames of ecrm between the user's are left out. Those that the innermost of the user's has
-    called stay, unless the error has another as its cause.
+    Frames of ecrm between frames of the user are left out. Frames called by the innermost frame of
+    the user stay. If the error has a cause, all frames of ecrm are left out.
     """
     told = traceback.TracebackException.from_exception(error)
     files = [frame.filename for frame in told.stack]

@@ -1,4 +1,4 @@
-"""Batches on their way from one process to another, in memory that is written once."""
+"""Batches passed between processes, in memory written once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEAD_BYTES = 16
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves the bytes of tensors out of the stream."""
+    """Leaves the bytes of plain CPU tensors out of the stream."""
 
     def reducer_override(self, value: Any) -> Any:
         plain = (
@@ -44,9 +44,9 @@ def _tensor(
 
 
 def packed_into_memory(value: Any) -> int:
-    """Write a value into new memory, and return that as a descriptor, to be closed.
+    """Write a value into new memory; return the memory's descriptor, to be closed.
 
-    It is what pickle can write. Plain tensors on the CPU keep their strides.
+    The value must be picklable. Plain tensors on the CPU keep their strides.
     """
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
@@ -70,9 +70,9 @@ def packed_into_memory(value: Any) -> int:
 
 
 def unpacked_from_memory(memory: int) -> Any:
-    """What was packed; the descriptor may be closed then.
+    """Return the packed value; the descriptor may be closed afterwards.
 
-    Tensors lie in that memory, and begin at multiples of 64 bytes.
+    Tensors of the value lie in that memory, and begin at multiples of 64 bytes.
     """
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     whole = memoryview(mmap.mmap(memory, os.fstat(memory).st_size, flags=flags))

@@ -1,12 +1,12 @@
-"""Rows brought to where they are used, one by one or pooled.
+"""Rows brought to the place of use, row by row or pooled.
 
-Gradients of a row are summed in the order of its uses, with any number of threads. Torch's own
-operations promise no order, and take up to ten times as long.
+Gradients of a row are summed in the order of the row's uses, with any number of threads. Torch's
+own operations promise no order, and take up to ten times as long.
 
-Rows, what comes of them and gradients lie on one device. Places, lengths and weights lie on the
-CPU, and are moved as they are needed.
+Rows, results and gradients lie on one device. Places, lengths and weights lie on the CPU, and are
+moved when needed.
 
-Legend: U rows of D floats, n places among them, B bags.
+Legend: U rows of D floats, n places among the rows, B bags.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def pool(
 ) -> Tensor:
     """Sums or means of bags of rows, float32 [B, D]; an empty bag gives zeros.
 
-    `rows` is float32 [U, D]; `places`, int64 [n], says which row each use is. Bag after bag,
-    `lengths`, int64 [B], says how many uses are in it. `mode` is `sum` or `mean`. Rows are
-    multiplied by `weights`, float32 [n], if that is given, and then `mode` is `sum`.
+    `rows` is float32 [U, D]; `places`, int64 [n], gives the row of each use. Bag after bag,
+    `lengths`, int64 [B], gives the number of uses in a bag. `mode` is `sum` or `mean`. If
+    `weights`, float32 [n], is given, rows are multiplied by the weights, and `mode` must be `sum`.
 
-    The bags of several `features` follow each other, B / features of each. Those of one sample then
-    come out side by side: float32 [B / features, features * D].
+    The bags of several `features` follow each other, B / features for each feature. The bags of a
+    sample then come out side by side: float32 [B / features, features * D].
     """
     return _pool(rows, places, lengths, mode, weights, features)
 
@@ -105,9 +105,8 @@ class _Pool(torch.autograd.Function):
 def _of_bags(gradients: Tensor, features: int, dim: int) -> tuple[Tensor, Tensor]:
     """Gradients of bags as rows of a matrix, [R, D], and the row of each bag, int64 [B].
 
-    `gradients`, [B / features, features * D], have one row per sample. Where these are parts of
-    wider rows, as torch.cat leaves them, the matrix reaches over all of these, and nothing is
-    copied.
+    `gradients`, [B / features, features * D], have one row per sample. If the rows are parts of
+    wider rows, as left by torch.cat, the matrix spans the wider rows, and nothing is copied.
     """
     samples, stride = gradients.shape[0], gradients.stride(0)
     if samples < 2 or gradients.stride(1) != 1 or stride % dim or stride < features * dim:
@@ -121,7 +120,7 @@ def _of_bags(gradients: Tensor, features: int, dim: int) -> tuple[Tensor, Tensor
 
 
 def _by_sample(of_bags: Tensor, features: int) -> Tensor:
-    """The same [B], not feature by feature but sample by sample."""
+    """The entries of [B] sorted sample by sample, and no longer feature by feature."""
     return of_bags.view(features, -1).t().reshape(-1)
 
 
@@ -141,13 +140,13 @@ class _Spread(torch.autograd.Function):
 
 
 def _summed(rows: Tensor, uses: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> Tensor:
-    """Sums of rows, like `rows`, [U, D]: (places, values, picked) as `scatter_add` has them."""
+    """Sums of rows, like `rows`, [U, D]; `uses` are (places, values, picked) for `scatter_add`."""
     sums = torch.empty(rows.shape, device=rows.device)
     seen = torch.zeros(len(rows), dtype=torch.uint8, device=rows.device)
     for places, values, picked in uses:
         scatter_add(sums, places, values, picked=picked, seen=seen)
     unused = seen == 0
-    if rows.is_cuda:  # which is not waited for
+    if rows.is_cuda:  # without waiting for the GPU
         sums.masked_fill_(unused.unsqueeze(1), 0.0)
     elif unused.any():
         sums[unused] = 0

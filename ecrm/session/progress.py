@@ -1,4 +1,4 @@
-"""Progress of a session: its pace, and the means of what the script has logged."""
+"""Progress of a session: the pace, and the means of the values logged by the script."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ecrm.rank.progress import Measured, StepProgress, Tell, window_start
 
 
 class SessionProgress(StepProgress):
-    """What a session tells every so many steps.
+    """The progress report of a session, every few steps.
 
-    Each holder of the dense replica is given what was `logged` in committed steps, so that whoever
-    reports knows it. `open_end`: whether the data may end before the last step.
+    Every dense holder gets the values `logged` in committed steps, so that any reporter has the
+    values. `open_end`: whether the data may end before the last step.
     """
 
     def __init__(self, steps: int, every: int, tell: Tell, open_end: bool = False) -> None:
@@ -23,7 +23,7 @@ class SessionProgress(StepProgress):
         self._logged: dict[int, list[Mapping[str, float]]] = {}
 
     def logged(self, step: int, by_slot: Mapping[int, Mapping[str, float]]) -> None:
-        """Keep what slots have logged in a step, for the next progress step."""
+        """Keep the values logged by slots in a step, for the next progress step."""
         self._logged[step] = list(by_slot.values())
         start = window_start(step + 1, self._every)
         self._logged = {at: values for at, values in self._logged.items() if at >= start}
@@ -53,13 +53,13 @@ class SessionProgress(StepProgress):
 
 
 def steps_skipped(engine: Engine) -> int:
-    """How many steps before the engine's were skipped, on a rank that holds the dense replica."""
+    """The number of steps skipped before the engine's step, on a dense holder; 0 elsewhere."""
     dense = engine.state.dense
     return dense.skipped if isinstance(dense, ModuleReplica) else 0
 
 
 def _means(logged: list[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each value over all that have it, by name."""
+    """The mean of each value by name, over all slots with the value."""
     names = sorted({name for values in logged for name in values})
     return {
         name: sum(values) / len(values)

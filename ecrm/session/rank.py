@@ -1,4 +1,4 @@
-"""The rank of a run that this process is, where a user's script is run in it."""
+"""The rank of the present process, for a user's script in the process."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ WITHOUT_GROUPS = "leave out process groups, for a session has ranks of its own"
 
 
 class Part(Protocol):
-    """One rank's part in a run that is built: what the end of the script needs of it."""
+    """A rank's part in a built run, as needed at the end of the script."""
 
     @property
     def engine(self) -> Engine:
-        """This rank's engine."""
+        """The engine of the rank."""
 
     @property
     def steps_left(self) -> int:
-        """How many steps are not trained yet."""
+        """The number of steps not trained yet."""
 
     def over(self) -> None:
-        """The script has ended, and its run, in whatever way."""
+        """Note the end of the script and its run, for any reason."""
 
     def end(self) -> int:
-        """Collective, once the script has ended on this rank: end the run; returns its exit code.
+        """Collective, once the script has ended on the rank: end the run; returns the exit code.
 
-        Raises an EcrmError, on every rank, where the run cannot end well.
+        Raises an EcrmError, on every rank, if the run cannot end well.
         """
 
 
 @dataclass
 class ThisRank:
-    """What a rank was started with, and how far its script has come.
+    """The start values of a rank, and the progress of its script.
 
-    - `calls`: those to other ranks, for the guard.
-    - `met`: whether all ranks have come to a Session, or to the end of their scripts.
-    - `part`: the run that the Session has built, None before.
-    - `place`: where in the training the script is, such as "step 7, slot 1"; "" for nowhere. In a
-      slot, or in a batch of an evaluation, it is a `Place`.
-    - `begun`: the files that the script has loaded.
-    - `number`: the session that trains, the script's first being number 1.
-    - `held`: the folders of the sessions before, which belong to this run until its end.
+    - `calls`: the calls to other ranks, for the guard.
+    - `met`: whether all ranks have reached a Session, or the end of their scripts.
+    - `part`: the run built by the Session, `None` before.
+    - `place`: the script's place in the training, such as "step 7, slot 1"; "" outside. In a slot,
+      or in a batch of an evaluation, a `Place`.
+    - `begun`: the files loaded by the script.
+    - `number`: the number of the training session, 1 for the script's first session.
+    - `held`: the holds on the folders of earlier sessions, kept until the run ends.
     """
 
     transport: Transport
@@ -109,24 +109,24 @@ _this: list[ThisRank] = []
 
 
 def be(rank: ThisRank) -> None:
-    """Make this process that rank; at most once."""
+    """Make the present process a rank; at most once."""
     assert not _this, "a process is one rank"
     _this.append(rank)
 
 
 def is_rank() -> bool:
-    """Whether ecrm has started this process as a rank."""
+    """Whether ecrm has started the process as a rank."""
     return bool(_this)
 
 
 def this_rank() -> ThisRank:
-    """The rank that this process is. Raises UsageError where ecrm has not started it."""
+    """The rank of the process. Raises UsageError for a process not started by ecrm."""
     if not _this:
         raise UsageError(f"this script was started without ecrm: type ecrm launch {script_name()}")
     return _this[0]
 
 
 def script_name() -> str:
-    """The script that Python runs, as one may type it; a stand-in in a notebook."""
+    """The script run by Python, as typed by the user; "SCRIPT.py" in a notebook."""
     in_notebook = not hasattr(sys.modules["__main__"], "__file__")
     return "SCRIPT.py" if in_notebook or not sys.argv[0].endswith(".py") else sys.argv[0]

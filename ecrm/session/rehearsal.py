@@ -1,4 +1,4 @@
-"""Slots of the first steps computed on another rank, too: code must not depend on its rank."""
+"""Slots of the first steps computed on a second rank: results must not depend on the rank."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SITS_OUT = "whether the slot sits out"
 
 
 class SlotsElsewhere:
-    """Before each step up to `until`, has each slot computed by another holder of the dense part.
+    """Before each step up to `until`, a second dense holder computes each slot.
 
-    `check` compares what a slot comes to in the step itself. Where one rank alone holds the dense
-    part, nothing is computed elsewhere.
+    `check` compares the results with the results of the step itself. With a single dense holder, no
+    slot is computed elsewhere.
     """
 
     def __init__(self, engine: Engine, batches: SessionBatches, work: SlotWork, until: int) -> None:
@@ -54,7 +54,7 @@ class SlotsElsewhere:
         self._done = step
 
     def _places(self) -> dict[int, int]:
-        """By slot, the rank that computes it, too."""
+        """The second rank of every slot."""
         view = self._engine.view
         places = {}
         for slot, host in enumerate(view.slots):
@@ -63,10 +63,10 @@ class SlotsElsewhere:
         return places
 
     def check(self, part: SlotStep[SessionBatch], result: SlotResult) -> None:
-        """Raise UsageError where a slot has come to something else on another rank."""
+        """Raise UsageError if a slot had a different result on the second rank."""
         rank, theirs = self._found.pop(part.slot, (0, None))
         if theirs is None or theirs.get(_SITS_OUT) != int(result.sits_out):
-            return  # the second time on this rank tells of it
+            return  # the second time on this rank reports the difference
         for name, digest in self._digests(part, result).items():
             if theirs.get(name) != digest:
                 raise UsageError(
@@ -77,7 +77,7 @@ class SlotsElsewhere:
                 )
 
     def _digests(self, part: SlotStep[SessionBatch], result: SlotResult) -> dict[str, int]:
-        """Digests of a batch, and of all that a slot has come to, by name."""
+        """Digests of a batch, and of all results of a slot, by name."""
         found = {"the batch": part.batch.digest, _SITS_OUT: int(result.sits_out)}
         named: dict[str, Tensor | None] = {}
         for space, rows in zip(self._engine.state.spaces, part.batch.rows.rows, strict=True):
@@ -91,7 +91,7 @@ class SlotsElsewhere:
         for space, gradient in zip(self._engine.state.spaces, result.gradients, strict=True):
             named[f"the gradient of rows of {space.tables[0].name} or tables like it"] = gradient
         if result.state is not None:
-            state = unpacked(result.state)  # a stream's state has no name, and other bytes may do
+            state = unpacked(result.state)  # stream states are left out: their bytes may differ
             named |= {f"buffer {name}": buffer for name, buffer in state.items() if name}
         named["what session.log was given"] = result.note
         found |= {name: tensor_digest(t) for name, t in named.items() if t is not None}

@@ -1,4 +1,4 @@
-"""The values that evaluations of a script report, which of them is the best, and what follows."""
+"""The values reported by evaluations of a script, the best value, and the consequences."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ MODES = ("max", "min")
 
 @dataclass(frozen=True)
 class Goal:
-    """How the values of a function for `session.every` are compared, and the effects of that.
+    """The comparison of values reported by a function for `session.every`, and its effects.
 
-    - `mode`: "max" where the highest value is the best, "min" where the lowest is.
+    - `mode`: "max" if the highest value is the best, "min" if the lowest is.
     - `keep_best`: whether the model of the best value is kept, as `checkpoints/best`.
-    - `patience`: training ends after so many values in a row without a better one; 0 for never.
+    - `patience`: training ends after `patience` values in a row without a better value; 0 for
+      never.
     """
 
     mode: str
@@ -28,7 +29,7 @@ class Goal:
 
 
 def goal_of(mode: str | None, keep_best: bool, patience: int) -> Goal | None:
-    """The goal that arguments of `session.every` give. Raises UsageError where they do not fit."""
+    """The goal for arguments of `session.every`. Raises UsageError for unfit arguments."""
     if mode is None:
         if keep_best or patience:
             given = f"patience={patience}" if patience else "keep_best=True"
@@ -46,9 +47,9 @@ def goal_of(mode: str | None, keep_best: bool, patience: int) -> Goal | None:
 class Reported:
     """The values reported so far, part of the state of a dense replica.
 
-    - `at`: by number of a function, the step of the last value that it has reported.
+    - `at`: by number of a function, the step of the function's last reported value.
     - `best`, `step`: the best value and its step; NaN and -1 before the first value.
-    - `without_gain`: how many values came since. `patience`: that of the goal.
+    - `without_gain`: the number of values since the best. `patience`: the patience of the goal.
     """
 
     at: Mapping[int, int] = field(default_factory=dict)
@@ -59,18 +60,18 @@ class Reported:
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Reported:
-        """The values of a replica's `reports`, whose keys JSON may have made texts."""
+        """The values of a replica's `reports`; JSON may have turned the keys into strings."""
         fields = {name: value for name, value in state.items() if name != "at"}
         return Reported({int(n): step for n, step in state.get("at", {}).items()}, **fields)
 
     def state(self) -> dict[str, Any]:
-        """The same for a replica's `reports`."""
+        """The values for a replica's `reports`, the inverse of `of`."""
         return {**vars(self), "at": {str(number): step for number, step in self.at.items()}}
 
     def after(self, value: float, step: int, number: int, goal: Goal | None) -> Reported:
-        """With a further value of function `number`; NaN is none.
+        """The values after a further value of function `number`; NaN is no value.
 
-        A second value of one step, such as that of a run that is resumed there, changes nothing.
+        A second value for the same step, as from a run resumed at the step, changes nothing.
         """
         if math.isnan(value) or self.at.get(number) == step:
             return self
@@ -84,11 +85,11 @@ class Reported:
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether training ends, since no better value came."""
+        """Whether training ends for lack of a better value."""
         return 0 < self.patience <= self.without_gain
 
     def in_words(self) -> str:
-        """Why training ends."""
+        """The reason for the end of training."""
         return (
             f"none of {self.without_gain} values reported since was better than "
             f"{self.best:g} at step {self.step}"
@@ -100,8 +101,8 @@ class Findings:
     """One rank's findings from a function for `session.every`, for all ranks.
 
     - `stops`: whether the function has called `session.stop`.
-    - `value`: the value that it has reported, NaN for none.
-    - `reports`: the state of this rank's dense replica, None without a replica.
+    - `value`: the value reported by the function, NaN without a report.
+    - `reports`: the `reports` of the rank's dense replica, `None` without a replica.
     """
 
     stops: bool

@@ -1,4 +1,4 @@
-"""What the collections of a model share: the rows that were fetched for the slot that runs."""
+"""The rows fetched for the running slot, shared by the collections of a model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ecrm.session.batch_rows import BatchRows
 class FetchedRows:
     """The rows of one slot's batch, with their values.
 
-    `leaves[space]` are float32 [U, dim], the values of `batch.rows[space]`. In training they
-    require gradients, and backward leaves the gradients of the rows there.
+    `leaves[space]` are float32 [U, dim], the values of `batch.rows[space]`. In training the leaves
+    require gradients, and backward leaves the gradients of the rows in the leaves.
     """
 
     leaves: Sequence[Tensor]
@@ -24,9 +24,9 @@ class FetchedRows:
 
 
 class RowSource:
-    """Where collections in a session take their rows: `current`.
+    """The source of rows for the collections in a session: `current`.
 
-    It is None while no slot runs.
+    `current` is `None` while no slot runs.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a session asks for, and the run that it is given."""
+"""The request of a session for a run, and the run given to the session."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from ecrm.session.log_delivery import Mark, NoMark
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a session asks a run for.
+    """The request of a session for a run.
 
     - `tables`: all embedding tables of the model, by their qualified names.
-    - `make_dense`: makes this rank's replica of everything else.
-    - `slots`: how many parts a step's samples come in. `seed`: of rows that no step has updated.
-    - `steps`: how many steps are trained in all.
-    - `sparse_rate`: a factor on the learning rates of rows, by step; None for 1.
-    - `open_end`: whether the data may end before that, nobody knows when.
+    - `make_dense`: makes the rank's replica of the rest of the model.
+    - `slots`: the number of parts of a step's samples. `seed`: the seed of rows never updated by a
+      step.
+    - `steps`: the total number of steps to train.
+    - `sparse_rate`: a factor on the learning rates of rows, by step; `None` for 1.
+    - `open_end`: whether the data may end before `steps`, at an unknown step.
     - `check_steps`: as `Started.check_steps`, wanted by the script.
-    - `device`: where the module is trained.
-    - `keeps_best`: whether the best model is kept, by values that the script reports.
+    - `device`: the device of the module.
+    - `keeps_best`: whether the best model is kept, by values reported by the script.
     """
 
     tables: Sequence[Table]
@@ -45,21 +46,20 @@ class Wanted:
 
 
 def _ignore(*_: object) -> None:
-    """Nobody wants to know."""
+    """Ignore the arguments."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """One rank's part in a run that has begun, and whom the session tells of what it does.
+    """One rank's part in a begun run, with the callbacks for the session.
 
-    - `doing(place)`: the user's code begins on a slot or a batch, or on something else in words; ""
-      once it is through.
-    - `logged(step, {slot: {name: value}})`: what slots have logged in a committed step, each step
-      once and in order.
-    - `check_steps`: of so many steps each slot is computed twice, to see whether the bits are the
-      same.
+    - `doing(place)`: the user's code begins on a slot or a batch, or on other work in words; ""
+      once the code is through.
+    - `logged(step, {slot: {name: value}})`: the values logged by slots in a committed step, each
+      step once and in order.
+    - `check_steps`: the number of steps with each slot computed twice, to compare the bits.
     - `mark`: how far the main rank has told the script of commits.
-    - `finite`: whether a model that is not finite is refused where it is saved.
+    - `finite`: whether saving a nonfinite model is refused.
     """
 
     run: Run
@@ -71,7 +71,7 @@ class Started:
 
 
 def too_late(engine: Engine, trained: int) -> Unrecoverable:
-    """Why a script cannot go on: its loop is over, and a failure has undone steps of it."""
+    """The error for a failure undoing steps after the end of the script's loop."""
     return Unrecoverable(
         f"after the script's loop all ranks have rolled back from step {trained} to "
         f"step {engine.step}: start the run again with --resume auto"
@@ -79,4 +79,4 @@ def too_late(engine: Engine, trained: int) -> Unrecoverable:
 
 
 Start = Callable[[Wanted], Started]
-"""Collective: this rank's part in a run, with initial tables or those that the run goes on with."""
+"""Collective: the rank's part in a run, with initial tables or the tables of a continued run."""

@@ -1,7 +1,8 @@
-"""One rank that runs a user's script: the script to its end, and how an error in it ends the run.
+"""A rank running a user's script to its end, and the end of the run after an error in the script.
 
-The rank on which a script raises tells all others. If that was in a slot, it may leave alone, and
-another rank tries the slot once more. Else all leave, with the same exit code.
+The rank with the error tells all others. After an error in a slot the rank may leave alone, and
+another rank tries the slot once more. After any other error all ranks leave, with the same exit
+code.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, be
 
 @dataclass(frozen=True)
 class Failure:
-    """What a script has failed with: one line, and the user's own traceback, "" for none.
+    """The failure of a script: a line, and the user's own traceback, "" for no traceback.
 
-    `place` is that of the slot where another rank may do better; None for no such place.
+    `place` is the place of a slot to be tried on another rank; `None` for no second try.
     """
 
     problem: str
@@ -56,17 +57,17 @@ class Failure:
 
 
 def _say(text: str, end: str = "\n") -> None:
-    with contextlib.suppress(OSError):  # where nobody reads any more
+    with contextlib.suppress(OSError):  # the reader of stderr may be gone
         print(text, end=end, file=sys.stderr, flush=True)
 
 
 def run_script(script: Script, job: Job, guarded: Guarded, stop: StopSignals) -> NoReturn:
-    """Be one rank of a run of a script, and end the process: see `run_rank`."""
-    # torchrec calls a function of torch that tells of its own renaming on each rank
+    """Run a script as one rank of a run, and end the process: see `run_rank`."""
+    # torchrec calls a torch function with a log message about its renaming, on every rank
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     _without_input()
     prepare_torch(job.config.train.threads)
-    seed_slot(job.config.train.seed, 0, 0)  # a model draws its first weights alike everywhere
+    seed_slot(job.config.train.seed, 0, 0)  # equal first weights of a model on every rank
     run_rank(
         lambda transport: _run(ThisRank(transport, job, script, stop, guarded.calls)),
         guarded,
@@ -77,9 +78,9 @@ def run_script(script: Script, job: Job, guarded: Guarded, stop: StopSignals) ->
 
 
 def _without_input() -> None:
-    """Have whatever reads from stdin find its end.
+    """Give readers of stdin an immediate end of file.
 
-    mpirun gives rank 0 a pipe that nobody writes to or closes.
+    mpirun gives rank 0 a pipe never written to and never closed.
     """
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -87,12 +88,12 @@ def _without_input() -> None:
 
 
 def _run(rank: ThisRank) -> int:
-    """Collective: the script, and the end of the run. Returns the exit code.
+    """Collective: run the script, and end the run. Returns the exit code.
 
-    Raises ScriptFailed on every rank where the script has failed on one.
+    Raises ScriptFailed on every rank if the script has failed on a rank.
     """
     rank.calls.awaited = False
-    check_kernels(rank.transport, rank.job.config)  # a module goes to its device as it is made
+    check_kernels(rank.transport, rank.job.config)  # first: a session moves its module at once
     be(rank)
     try:
         code = _to_the_end(rank)
@@ -121,9 +122,9 @@ def _to_the_end(rank: ThisRank) -> int:
 
 
 def _execute(script: Script, rank: ThisRank) -> Failure | None:
-    """Run the script as `python SCRIPT` does, and return what it failed with, None for nothing.
+    """Run the script as `python SCRIPT` does; returns the failure, `None` without a failure.
 
-    Raises the errors that all ranks have.
+    Raises the errors known to all ranks, and errors to be ended by the death of the rank alone.
     """
     path = str(script.path)
     sys.argv = [path, *script.arguments]
@@ -133,7 +134,7 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
             _run_as_main(path)
     except RunStopped:
         raise
-    except (StepAborted, StopAgreed):  # after its loop: the end of the run sees to it
+    except (StepAborted, StopAgreed):  # after the loop: the end of the run handles the error
         assert rank.part is not None
         return None
     except SystemExit as error:
@@ -150,15 +151,15 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
         if isinstance(error, EcrmError) and error.speaker is not None:
             raise
         if is_lost(error):
-            raise  # nothing that this rank has on its GPU can be told to others
+            raise  # data on a lost GPU cannot be sent to other ranks
         if rank.met and rank.part is None:
-            raise  # the others wait for this rank in a call that only its death ends
+            raise  # the other ranks wait in a call until this rank dies
         return _failed_by(rank, error)
     return None
 
 
 def _run_as_main(path: str) -> None:
-    """Run a file as the main module, which it stays: its variables live as long as the process."""
+    """Run a file as the lasting main module: variables live as long as the process."""
     main = types.ModuleType("__main__")
     vars(main).update(__file__=path, __builtins__=builtins)
     sys.modules["__main__"] = main
@@ -166,14 +167,14 @@ def _run_as_main(path: str) -> None:
 
 
 def _say_nothing(*_: object) -> None:
-    """Another rank says it."""
+    """Print nothing: another rank prints the message."""
 
 
 @contextlib.contextmanager
 def _argparse_of(first: bool) -> Iterator[None]:
-    """Let one rank alone print what argparse has to say, such as a usage: all have the same words.
+    """Let only one rank print argparse messages, such as a usage: all ranks have the same text.
 
-    `first`: this rank is the one.
+    `first`: whether this rank prints.
     """
     printing = argparse.ArgumentParser._print_message
     if not first:
@@ -185,10 +186,10 @@ def _argparse_of(first: bool) -> Iterator[None]:
 
 
 def _failed_by(rank: ThisRank, error: BaseException) -> Failure:
-    """What an error that a script has raised comes to.
+    """The failure for an error raised by a script.
 
-    An EcrmError says itself what is wrong and what would be right: the line that it came from
-    stands in for a traceback.
+    The message of an EcrmError names the problem and the remedy: the script's line replaces a
+    traceback.
     """
     path, place = rank.script.path, _where_to_retry(rank, error)
     if isinstance(error, EcrmError):
@@ -210,7 +211,7 @@ def _is_of_groups(error: BaseException) -> bool:
 
 
 def _raise_with_line(rank: ThisRank, error: EcrmError) -> NoReturn:
-    """Raise what a call such as session.save has raised on all ranks, with the script's line."""
+    """Raise the error of a call such as session.save, known to all ranks, with the line."""
     line = own_line(error, str(rank.script.path))
     told = ScriptFailed(_said(rank, str(error), line))
     told.exit_code, told.speaker = error.exit_code, error.speaker
@@ -218,7 +219,7 @@ def _raise_with_line(rank: ThisRank, error: EcrmError) -> NoReturn:
 
 
 def _where_to_retry(rank: ThisRank, error: BaseException) -> Place | None:
-    """The slot that another rank is to try; None where the error would be the same there."""
+    """The slot for another rank to try; `None` for an error expected on any rank."""
     same = not isinstance(error, Exception) or isinstance(error, (UsageError, StrayId))
     if same or not isinstance(rank.place, Place) or rank.place.part not in OF_SLOTS:
         return None
@@ -234,15 +235,15 @@ def _said(rank: ThisRank, problem: str, came_from: str = "") -> str:
 
 
 def _leaves_alone(failure: Failure, error: EcrmError) -> bool:
-    """Whether this rank ends and the others go on, after `error` in telling them of a failure."""
+    """Whether only this rank ends, after `error` in telling the other ranks of a failure."""
     tried_elsewhere = failure.place is not None and isinstance(error, ScriptFailed)
     return tried_elsewhere and error.speaker is None
 
 
 def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
-    """Have all ranks end, or this one alone where another is to try the slot.
+    """End all ranks, or only this rank if another rank is to try the slot.
 
-    The traceback is printed by the rank whose failure it is that counts.
+    Only the rank of the reported failure prints its traceback.
     """
     try:
         if rank.part is not None and failure.place is not None:

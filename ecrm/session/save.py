@@ -27,7 +27,7 @@ FORMATS = {".safetensors": "safetensors", ".pt": "torchrec", ".pth": "torchrec"}
 
 
 def format_of(path: Path) -> str:
-    """The format that a file's name asks for; UsageError where it names none."""
+    """The format asked for by a file's name. Raises UsageError for an unknown suffix."""
     if path.suffix not in FORMATS:
         raise UsageError(f"{path}: end the name with one of {', '.join(FORMATS)}")
     return FORMATS[path.suffix]
@@ -36,9 +36,9 @@ def format_of(path: Path) -> str:
 def undisturbed(
     engine: Engine, where: str, work: Callable[[], Result], went_back: Callable[[], None]
 ) -> Generator[Any, None, Result]:
-    """Collective: what `work` gives, whoever dies meanwhile; yields nothing.
+    """Collective: the result of `work`, even if ranks die meanwhile; yields nothing.
 
-    Raises as `sealed` does, too.
+    Raises the errors of `sealed`, and of `work`.
     """
 
     def recovering() -> Generator[Any, None, Result]:
@@ -53,10 +53,10 @@ def undisturbed(
 def state_dict(
     engine: Engine, dense: Mapping[str, Tensor], aliases: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """Collective, no row missing: tables and `dense` tensors on every rank, by their names.
+    """Collective, no row missing: tables and `dense` tensors by name, on every rank.
 
-    `dense` is needed on the reporter alone. A table with several names is one tensor. Raises
-    PeerFailure as transport calls do.
+    Only the reporter needs `dense`. A table with several names is one tensor. Raises PeerFailure as
+    transport calls do.
     """
     engine.enter("save")
     found = {name: torch.empty(shape) for name, (_, shape) in _tables(engine).items()}
@@ -81,13 +81,13 @@ def save(
     finite: Collection[str] | None = None,
     before: Callable[[Path], None] = lambda path: None,
 ) -> None:
-    """Collective, no row missing: write tables and `dense` tensors to a file, by their names.
+    """Collective, no row missing: write tables and `dense` tensors to a file, by name.
 
-    The reporter writes it; `dense` is needed there alone. `aliases` are {further name of a table:
-    name}: the file has such a table under both. The file appears once it is complete, in the place
-    of an older one. With `finite`, names of parameters, all rows and these parameters must be
-    finite. `before(path)` is called on the reporter. Raises EcrmError on every rank where it cannot
-    be written, with the exit code of NotFinite where something is not finite, and PeerFailure as
+    The reporter writes the file; only the reporter needs `dense`. `aliases` are {further name of a
+    table: name}: the file has such a table under both names. The file appears once complete, and
+    replaces an older file. With `finite`, names of parameters, all rows and the named parameters
+    must be finite. `before(path)` is called on the reporter. Raises EcrmError on every rank if the
+    file cannot be written, with the exit code of NotFinite for nonfinite values, and PeerFailure as
     transport calls do.
     """
     engine.enter("save")
@@ -131,7 +131,7 @@ def save(
 
 
 def _not_finite(path: Path, name: str, values: Tensor) -> NotFinite | None:
-    """That values are not finite, which are then not written."""
+    """The error for nonfinite values, left unwritten; `None` for finite values."""
     if not values.is_floating_point() or bool(values.isfinite().all()):
         return None
     return NotFinite(

@@ -1,4 +1,4 @@
-"""The session: a user's own model and loop, with embedding tables that survive killed ranks."""
+"""A session: a user's own model and loop, with embedding tables protected against killed ranks."""
 
 from __future__ import annotations
 
@@ -55,45 +55,47 @@ MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Session:
-    """Trains a module whose embedding tables are sharded over ranks and protected.
+    """Trains a module with embedding tables sharded over ranks and protected.
 
-    Every EmbeddingBagCollection and EmbeddingCollection of torchrec in `model`, wherever it sits,
-    is replaced by one that looks its rows up on the ranks that hold them. The rest of the module is
-    replicated, and trained as DistributedDataParallel would.
+    Every EmbeddingBagCollection and EmbeddingCollection of torchrec in `model`, at any depth,
+    becomes a collection of ECRM: lookups fetch rows from the ranks with the shards. The rest of the
+    module is replicated, and trained as by DistributedDataParallel.
 
-    - `model`: any module. Build its tables with device=torch.device("meta"), and give them an
+    - `model`: any module. Build its tables with device=torch.device("meta"), and give the tables an
       optimizer with `torchrec.optim.apply_optimizer_in_backward`.
-    - `slots`: how many batches make up a step. The result depends on it, and not on the number of
-      ranks. Losses should be means over a batch: gradients are divided by the number of slots
-      that have a batch, which is `slots` until data ends.
-    - `seed`: of initial rows, of dropout, and of everything random in the loop's body. Behind the
-      loop random numbers are the same on all ranks.
-    - `dense_optimizer(parameters)`: the optimizer of all parameters that are not tables. A session
-      that only evaluates needs none, nor optimizers of tables.
-    - `scheduler(optimizer)`: a schedule of its learning rate, stepped once a step. A
+    - `slots`: the number of batches in a step. The result depends on `slots`, not on the number of
+      ranks. Make the loss a mean over a batch: gradients are divided by the number of slots with a
+      batch, equal to `slots` until data ends.
+    - `seed`: the seed of initial rows, of dropout, and of all random numbers in the loop's body.
+      After the loop random numbers are the same on all ranks.
+    - `dense_optimizer(parameters)`: returns the optimizer of all parameters except tables. A
+      session only for evaluation needs no dense optimizer and no optimizers of tables.
+    - `scheduler(optimizer)`: returns a schedule of the dense learning rate, stepped once a step. A
       `ReduceLROnPlateau` is stepped by `session.report` instead.
-    - `before_step(parameters)`: called when their `grad` are those of the whole step, such as
-      `lambda ps: clip_grad_norm_(ps, 1.0)`.
-    - `sparse(batch)`: the KeyedJaggedTensors of a batch whose rows the model looks up; by default
-      all that are found in it.
-    - `sparse_scheduler(optimizer)`: a schedule of the learning rates of all rows, stepped once a
-      step. Its optimizer has learning rate 1: what it makes of that is a factor on each table's.
-    - `sparse_rate(step)`: the same factor as a function of the step; by default 1.
-    - `grad_scaler`: scales the losses in the loop's body, `grad_scaler.scale(loss).backward()`. All
-      else is done here: gradients are those of the loss itself, a step in which one is not finite
-      changes no parameter and no row, and the scale follows. `before_step` is not called then.
-    - `average_gradients`: False adds the gradients of slots up, for losses that are each a slot's
-      part of the step's loss, such as `reduction="sum"` divided by all samples of the step.
-    - `check_determinism`: in so many first steps each slot is computed twice, and the first step is
-      undone and taken again. The run ends where a bit differs, and where something changes that no
-      commit has. 0 leaves that out. The option of `ecrm launch` comes before this number.
-    - `device`: where the module is trained in a process alone, such as "cuda"; by default the CPU.
-      On ranks `train.device` says it. The module is moved there. Batches stay where they are: write
-      `batch.dense.to(session.device)`. Ids may stay on the CPU.
-    - `start`: what brings up this rank; by default, the one that `ecrm launch` has started. In a
-      notebook, or under plain `python`, this process then trains alone, and nothing is protected.
+    - `before_step(parameters)`: called once `grad` holds the gradients of the whole step, for
+      example `lambda ps: clip_grad_norm_(ps, 1.0)`.
+    - `sparse(batch)`: returns the KeyedJaggedTensors with the rows to look up for a batch; by
+      default all KeyedJaggedTensors found in the batch.
+    - `sparse_scheduler(optimizer)`: returns a schedule of the learning rates of all rows, stepped
+      once a step. The given optimizer has learning rate 1; the scheduled rate is a factor on the
+      rates of all tables.
+    - `sparse_rate(step)`: the same factor as a function of the step; 1 by default.
+    - `grad_scaler`: scales losses in the loop's body, by `grad_scaler.scale(loss).backward()`. The
+      session does the rest: gradients are unscaled, a step with a nonfinite gradient changes no
+      parameter and no row, and the scale is updated. `before_step` is not called in a skipped step.
+    - `average_gradients`: False adds the gradients of slots up. Use False if the loss of a slot is
+      a part of the step's loss, for example `reduction="sum"` divided by all samples of the step.
+    - `check_determinism`: the number of first steps with every slot computed twice. The first step,
+      and some later steps after commits, are undone and taken again. The run ends if a bit differs,
+      or if state outside the commits changes. 0 turns the checks off. The option of `ecrm launch`
+      takes precedence.
+    - `device`: the device for training in a process without ranks, such as "cuda"; the CPU by
+      default. On ranks `train.device` decides. The module is moved to the device. Batches are not
+      moved: write `batch.dense.to(session.device)`. Ids may stay on the CPU.
+    - `start`: brings up the rank; by default, the rank started by `ecrm launch`. In a notebook, or
+      under plain `python`, the process trains alone, without protection.
 
-    Raises UsageError where a table cannot be trained so, and says what to change.
+    Raises UsageError for a table unfit for training in a session, and says how to change the table.
     """
 
     def __init__(
@@ -126,9 +128,9 @@ class Session:
         _check_function("dense_optimizer", dense_optimizer, "parameters")
         _check_function("scheduler", scheduler, "optimizer")
         self.model = model
-        """The module, whose collections are the session's now: call it in the loop's body."""
+        """The module; its collections belong to the session now. Call it in the loop's body."""
         self.device = session_device(device)
-        """Where the module is: move to it what the loop's body gives to the module."""
+        """The device of the module: move inputs of the module to this device in the loop's body."""
         self._tables = swap(model, seed)
         if dense_optimizer is not None:
             self._tables.check_optimizers()
@@ -161,15 +163,15 @@ class Session:
         self._told_at_start: list[str] = []
         self._evaluation: Evaluation | None = None
         self.gathered: dict[str, Tensor] = {}
-        """What the last loop over `eval_batches` has gathered, the same on every rank."""
+        """The tensors gathered by the last loop over `eval_batches`, equal on every rank."""
 
     def _scaler(self, scaler: torch.amp.GradScaler | None) -> LossScaler | None:
-        """What scales losses; None where nothing does, as without a GPU for a scaler of GPUs."""
+        """The scaler of losses; `None` if absent or disabled, as a GPU scaler without a GPU."""
         self._skips = scaler is not None and scaler.is_enabled()
         return LossScaler(scaler, self.device) if scaler is not None and self._skips else None
 
     def _before_step(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Just before the dense part steps, alike on all ranks that hold it."""
+        """Call the user's `before_step` just before the dense step, alike on all dense holders."""
         assert self._started is not None
         engine, doing = self.engine, self._started.doing
         seed_slot(self._seed, engine.step, self._slots)
@@ -179,7 +181,7 @@ class Session:
             doing("")
 
     def _check_dense(self) -> None:
-        """Raise UsageError where a parameter has no memory and is no table, and for extra state."""
+        """Raise UsageError for a meta parameter other than a table, and for extra state."""
         for path, part in self.model.named_modules():
             if type(part).get_extra_state is not nn.Module.get_extra_state:
                 raise UsageError(
@@ -200,36 +202,36 @@ class Session:
     def register(self, name: str, thing: Any) -> None:
         """Have a failure, a commit and a resume treat `thing` as part of the model.
 
-        It is anything with `state_dict` and `load_state_dict`, such as
-        `torch.optim.swa_utils.AveragedModel(session.model)`, that changes in `before_step` or in
-        the scheduler, alike on all ranks. Tables have no part in such an average: it looks up the
-        rows of the model. Call it before `steps`.
+        `thing` has `state_dict` and `load_state_dict`, such as
+        `torch.optim.swa_utils.AveragedModel(session.model)`. `thing` must change only in
+        `before_step` or in the scheduler, alike on all ranks. Tables have no part in an average: an
+        averaged model looks up the rows of the model. Call `register` before `steps`.
         """
         self._check_before("register")
         self._replica.register(name, thing)
 
     def on_commit(self, listener: Callable[[int, Logged], None]) -> None:
-        """Have `listener(step, {slot: {name: value}})` called for each step that is committed.
+        """Have `listener(step, {slot: {name: value}})` called for every committed step.
 
-        It gets what all slots have logged, also those of ranks that died since. It is called on
-        each rank that holds the dense parameters, once a step, in order of steps. For each step
-        `is_main` is true in one of these calls, whoever dies: a file that the main rank alone
-        writes gets each step once. Where the main rank dies in the function itself, the next one
-        calls it again. Call it before `steps`.
+        The listener gets the values logged by all slots, including slots of ranks dead since. Every
+        dense holder calls the listener once a step, in order of steps. For every step `is_main` is
+        true in exactly one call, even after deaths: a file written only by the main rank gets every
+        step once. If the main rank dies inside the listener, the next main rank repeats the call.
+        Call `on_commit` before `steps`.
         """
         self._check_before("on_commit")
         self._listeners.append(listener)
 
     def steps(self, batches: Batches, steps: int | None = None) -> Iterator[Any]:
-        """Train up to step `steps`: gives the batch of each (step, slot) that this rank runs.
+        """Train up to step `steps`: yield the batch of every (step, slot) run by the rank.
 
-        `batches` are those of `ecrm.Indexed`, of `ecrm.Streams`, or a function of (step, slot). It
-        must give the same batch whenever it is asked, on whatever rank. Without `steps` training
-        goes on to the end of the `epochs` of Indexed. It ends before `steps` where the data does.
-        A slot whose data has ended before that of others contributes nothing, and the loop's body
-        gets no batch of it. The loop's body calls the model and `backward`, and nothing that waits
-        for other ranks. A step that a failure has undone is given again. Ranks without slots get no
-        batch: their loop ends when training does.
+        `batches` is an `ecrm.Indexed`, an `ecrm.Streams`, or a function of (step, slot). The batch
+        of a step and slot must be the same on every request and on every rank. Without `steps`,
+        training goes on to the end of the `epochs` of Indexed. Training ends before `steps` if the
+        data ends earlier. A slot with ended data contributes nothing while other slots go on, and
+        the loop's body gets no batch of the slot. The loop's body calls the model and `backward`,
+        and must not wait for other ranks. A step undone by a failure is yielded again. Ranks
+        without slots get no batch: the loop ends with the training.
         """
         if self._loop is not None:
             raise self._has_begun()
@@ -249,7 +251,7 @@ class Session:
         yield from self._steps(batches, steps)
 
     def _has_begun(self) -> UsageError:
-        """Why a session cannot begin to train."""
+        """The error for a session already trained, or used for evaluation alone."""
         if self._evaluates_alone:
             return UsageError(
                 "session.eval_batches came before session.steps: this session evaluates alone",
@@ -295,7 +297,7 @@ class Session:
             # slots have drawn other numbers on each rank: a next model is drawn alike
             seed_slot(self._seed, engine.step, self._slots)
         except GeneratorExit:
-            if not is_rank():  # a rank's end tells it
+            if not is_rank():  # on a rank, the end of the script reports the break
                 print(
                     f"ecrm: warning: training was left in step {self.engine.step} of {steps}: to "
                     "end it early, call session.stop() in the loop's body",
@@ -306,32 +308,32 @@ class Session:
             feed.close()
 
     def skip(self) -> None:
-        """In the loop's body: leave the batch at hand out; its slot sits the step out.
+        """In the loop's body: leave out the present batch; its slot sits the step out.
 
-        Whatever the body has computed of it counts for nothing: no row that it alone asks for
-        changes, nor does it add to a gradient. Gradients are divided by the number of slots as
-        before. Call `backward` or not. What was logged stays.
+        All results of the body for the batch are dropped: no row asked for only by the batch
+        changes, and the batch adds to no gradient. The divisor of gradients stays the same. Calling
+        `backward` is optional. Logged values stay.
         """
         self._loop_of("skip").skip()
 
     def stop(self) -> None:
-        """End training on all ranks after the step at hand, and keep the model.
+        """End training on all ranks after the present step, and keep the model.
 
-        One call on one rank is enough. In the loop's body the step under way is the last one, in a
-        function for `every` the step before it. In a function for `on_commit` training ends 64
-        steps after the committed one, or after twice `cluster.commit_interval` if that is more:
-        all ranks know of it then. The loop over `steps` then comes to its end. A run that has ended
-        so is complete: `--resume` goes no further.
+        A call on a single rank is enough. In the loop's body the present step is the last; in a
+        function for `every` the step before is the last. In a function for `on_commit` training
+        ends 64 steps after the committed step, or twice `cluster.commit_interval` if longer: by
+        then all ranks know of the call. The loop over `steps` then ends. A run ended by `stop` is
+        complete: `--resume` trains no further.
         """
         self._loop_of("stop").stop()
 
     def report(self, value: float) -> None:
-        """In a function for `every`: report the value that an evaluation has come to.
+        """In a function for `every`: report the value found by an evaluation.
 
-        A scheduler steps by it that does not step with each step, `ReduceLROnPlateau`, and `every`
-        compares it where it has a `mode`. Of several values the last one counts, and of several
-        ranks' that of the lowest rank: so one rank may report alone. Raises UsageError for a value
-        that is no number.
+        The value steps a `ReduceLROnPlateau`, a scheduler not stepped with every step. `every` with
+        a `mode` compares the value. Of several values on a rank the last counts; of several ranks,
+        the lowest rank counts, and a single rank may report alone. Raises UsageError for NaN and
+        for a value other than a number.
         """
         try:
             value = float(value)
@@ -349,23 +351,27 @@ class Session:
     def every(
         self, steps: int, *, mode: str | None = None, keep_best: bool = False, patience: int = 0
     ) -> Callable[[Callable[[], object]], Callable[[], object]]:
-        """Decorate a function that every rank is to call after each `steps` steps.
+        """Decorate a function to be called on every rank after every `steps` steps.
 
-        It is for evaluation: `eval_batches` belongs into it. Where a rank dies before all are
-        through with it, all call it again for the same step. So does a run that is resumed at a
-        step at which it is due. So a counter of the script's own counts such a step twice.
+        The function is for evaluation, with a loop over `eval_batches`. If a rank dies before all
+        ranks are through with the function, all ranks call the function again for the same step. A
+        run resumed at a due step calls the function again, too. A counter kept by the script counts
+        the step twice.
 
-        Changes of the optimizer, such as of a learning rate, last, and are to be the same on all
-        ranks. Buffers are put back. Random numbers are the same on all ranks, and in each call.
+        Changes to the optimizer last, such as a new learning rate, and must be equal on all ranks.
+        Buffers are put back. Random numbers are equal on all ranks, and in every call for the same
+        step.
 
-        With a `mode` the values that the function gives to `report` are compared. The best is the
-        highest for "max", the lowest for "min", and of equal values the first.
+        With a `mode`, the values given to `report` by the function are compared. The best value is
+        the highest for "max" and the lowest for "min"; among equal values the first is the best.
 
-        - `keep_best`: the model of the best value is kept as a checkpoint, to which
-          `checkpoints/best` in the run folder leads. `ecrm export` and `load` take that path.
-        - `patience`: training ends after so many values in a row without a better one; 0 for never.
+        - `keep_best`: the model of the best value is kept as a checkpoint. `checkpoints/best` in
+          the run folder leads to the checkpoint; `ecrm export` and `load` take the path.
+        - `patience`: training ends after `patience` values in a row without a better value; 0 for
+          never.
 
-        Raises UsageError for a second function with a mode, and where no checkpoint can be kept.
+        Raises UsageError for a second function with a mode. A run on ranks without checkpoints
+        refuses `keep_best` at its start; a process without ranks only warns.
         """
         self._check_before("every")
         steps = whole(steps, "session.every(steps", 1)
@@ -384,7 +390,7 @@ class Session:
         return add
 
     def _check_evaluated(self) -> None:
-        """Raise UsageError where a loop over `eval_batches` was left before its end."""
+        """Raise UsageError for a loop over `eval_batches` left before its end."""
         if self._evaluation is not None:
             raise UsageError(
                 "a loop over session.eval_batches was left in a function for session.every",
@@ -392,14 +398,14 @@ class Session:
             )
 
     def eval_batches(self, batches: EvalBatches) -> Iterator[Any]:
-        """Evaluate: gives the batches that this rank evaluates, for `gather` in the loop's body.
+        """Evaluate: yield the batches evaluated by the rank, for `gather` in the loop's body.
 
-        `batches` are an `ecrm.Indexed`, each sample of it once, or a list of batches. Every rank
-        must loop over them: in a function for `every`, or after `steps`. Without a loop over
-        `steps` the session evaluates the model as it is, such as one of `load`, and trains nothing:
-        no optimizers are needed then. Gradients are off. Where a
-        rank dies meanwhile, all begin again with the first batch, or with the function. After the
-        loop `gathered` has the result.
+        `batches` is an `ecrm.Indexed`, with every sample used once, or a list of batches. Every
+        rank must loop over the batches: in a function for `every`, or after `steps`. Without a loop
+        over `steps` the session evaluates the present model, such as a model from `load`, and
+        trains nothing: no optimizers are needed. Gradients are off. If a rank dies during the loop,
+        all ranks begin again with the first batch, or with the function. After the loop `gathered`
+        has the result.
         """
         if self._loop is None:
             self._evaluates_alone = True
@@ -420,15 +426,16 @@ class Session:
         try:
             with torch.no_grad():
                 self.gathered = yield from loop.stoppable(lambda: evaluation.run(batches))
-        except StepAborted:  # the function for `every` that called it begins again
+        except StepAborted:  # the calling function for `every` begins again
             self._evaluation = None
             raise
         self._evaluation = None
 
     def gather(self, **tensors: Tensor) -> None:
-        """Keep tensors of the batch at hand, [B, ...], such as scores and labels.
+        """Keep tensors of the present batch, [B, ...], such as scores and labels.
 
-        `gathered` has them after the loop over `eval_batches`, of all batches and in their order.
+        After the loop over `eval_batches`, `gathered` has the tensors of all batches, in batch
+        order.
         """
         if self._evaluation is None:
             raise UsageError(
@@ -437,13 +444,13 @@ class Session:
         self._evaluation.gather(tensors)
 
     def save(self, path: str | Path) -> None:
-        """Collective, after `steps` or in a function for `every`: write the model to one file.
+        """Collective, after `steps` or in a function for `every`: write the model to a file.
 
-        It holds the module's state_dict under TorchRec's names, tables and all: a `.pt` file for
-        torch.load, or a `.safetensors` file. The file appears once it is complete. Tables are
-        gathered in windows: no rank ever holds a whole one. Raises an EcrmError on every rank where
-        it cannot be written, NotFinite where a row or a parameter is not finite, unless
-        `train.on_nonfinite` is "warn". Buffers are not looked at.
+        The file holds the module's state_dict under TorchRec's names, tables included: a `.pt` file
+        for torch.load, or a `.safetensors` file. The file appears once complete. Tables are
+        gathered in windows: no rank ever holds a whole table. Raises an EcrmError on every rank if
+        the file cannot be written, and NotFinite for a nonfinite row or parameter, unless
+        `train.on_nonfinite` is "warn". Buffers are not checked.
         """
         (_, started), target = self._running("save"), typed_path(path)
         format_of(target)
@@ -456,25 +463,25 @@ class Session:
         )
 
     def _before_saving(self, target: Path) -> None:
-        """On the rank that is about to write a file."""
+        """On the rank about to write: keep the loaded file, if `target` is about to replace it."""
         if self._opened is not None and self._begun_with is not None:
             self._begun_with.keep(target, self._opened)
 
     def load(self, path: str | Path, strict: bool = True) -> None:
-        """Before `steps`: begin with a model that was saved under TorchRec's names.
+        """Before `steps`: begin with a model saved under TorchRec's names.
 
-        The file is one of `session.save`, of torch.save of the model's state_dict, or safetensors.
-        Every rank must see it, and it must stay as it is until the run is complete: a row is read
-        from it when it is asked for and no step has updated it. So no rank ever holds a whole
-        table. Optimizers and registered objects are as they are without it.
+        The file is from `session.save`, from torch.save of the model's state_dict, or safetensors.
+        Every rank must see the file, and the file must stay unchanged until the run is complete: a
+        row never updated by a step is read from the file on demand. No rank ever holds a whole
+        table. Optimizers and registered objects begin as without the file.
 
-        Where that is not `strict`, tables may have more rows here than there, and tables and other
-        tensors may be missing there: the new ones begin as without it. A line tells of them. What
-        is there and not here is refused.
+        With `strict=False` tables may have more rows in the model than in the file, and the file
+        may lack tables and other tensors. New rows and tensors begin as without the file; a printed
+        line lists the new parts. Tensors found only in the file are refused.
 
-        Raises UsageError where there is no such file, or names, shapes or dtypes are not those of
-        the model: it says which. Raises DataError where it is cut short. A file that has changed
-        ends the run. Another file may take its name.
+        Raises UsageError for a missing file, and for names, shapes or dtypes different from the
+        model's, with the differences. Raises DataError for a file cut short. A changed file ends
+        the run. Another file may take its name.
         """
         self._check_before("load")
         source = typed_path(path).absolute()
@@ -488,15 +495,15 @@ class Session:
         self._opened = opened
         self._load(state, f"session.load: {path}", str(source), opened, strict)
         if not any(isinstance(table.initial, FileValues) for table in self._described):
-            check_share(source, 0, 1)  # no table's rows are read, for which ranks share the file
+            check_share(source, 0, 1)  # without rows to read, ranks do not check the file in shares
         told = [] if strict else new_here(self.model, self._described, state)
         self._told_at_start = [f"session.load: {line}" for line in told]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Before `steps`: begin with a state_dict under TorchRec's names, the same on all ranks.
+        """Before `steps`: begin with a state_dict under TorchRec's names, equal on all ranks.
 
-        Every rank keeps a copy of its tables, so there are at most 256 MB of them. Raises
-        UsageError for more, and where names, shapes or dtypes are not those of the model.
+        Every rank keeps a copy of the tables, of at most 256 MB. Raises UsageError for larger
+        tables, and for names, shapes or dtypes different from the model's.
         """
         self._check_before("load_state_dict")
         self._check_size("load_state_dict", "save it to a file, and call session.load(path)")
@@ -505,8 +512,8 @@ class Session:
     def state_dict(self) -> dict[str, Tensor]:
         """Collective, after `steps` or in a function for `every`: the whole model, on every rank.
 
-        It is the module's state_dict under TorchRec's names, tables and all, a copy. What is no
-        tensor is left out. Raises UsageError where the tables have more than 256 MB.
+        The result is a copy of the module's state_dict under TorchRec's names, tables included,
+        without entries other than tensors. Raises UsageError for tables of more than 256 MB.
         """
         _, started = self._running("state_dict")
         check_unchanged(self.engine, "session.state_dict")
@@ -530,7 +537,7 @@ class Session:
         self._described = load(self.model, tables, aliases, state, where, source, opened, strict)
 
     def _check_size(self, what: str, otherwise: str) -> None:
-        """Raise UsageError where the tables are too large for every rank to hold them."""
+        """Raise UsageError for tables too large for a copy on every rank."""
         size = sum(4 * table.rows * table.dim for table in self._described)
         if size > LARGEST_VALUES:
             raise UsageError(
@@ -540,7 +547,7 @@ class Session:
             )
 
     def _together(self, what: str, work: Callable[[], Result]) -> Result:
-        """Collective, between steps: what `work` gives, whoever dies meanwhile."""
+        """Collective, between steps: the result of `work`, even if ranks die meanwhile."""
         loop, started = self._running(what)
         engine, where = started.run.engine, f"session.{what}"
         going = loop.stoppable(lambda: undisturbed(engine, where, work, loop.went_back))
@@ -552,7 +559,7 @@ class Session:
                 return done
 
     def _dense_state(self) -> dict[str, Tensor]:
-        """The module's tensors that are not tables, by the names of its state_dict."""
+        """The module's tensors except tables, on the CPU, by the names of its state_dict."""
         self._replica.begin_slot(0)  # with the buffers of the step
         found = {
             name: tensor
@@ -563,23 +570,23 @@ class Session:
 
     @property
     def engine(self) -> Engine:
-        """This rank's engine, once `steps` has begun."""
+        """The engine of the rank, once `steps` has begun."""
         return self._begun("engine").run.engine
 
     @property
     def step(self) -> int:
-        """The number of steps that are done: in the loop's body, the step of the batch at hand.
+        """The number of finished steps: in the loop's body, the step of the present batch.
 
-        A counter of the script's own, such as that of `enumerate`, counts batches of this rank, and
-        those that a failure has given again.
+        A counter kept by the script, such as `enumerate`, counts the batches of the rank, and
+        batches given again after a failure.
         """
         return self._begun("step").run.engine.step
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank is the one that should print; after its death another one is.
+        """Whether the rank should print; after the death of the main rank a survivor takes over.
 
-        It is true on exactly one rank, once `steps` has begun.
+        True on exactly one rank, once `steps` has begun.
         """
         engine = self._begun("is_main").run.engine
         as_main = None if self._loop is None else self._loop.tells_as_main
@@ -634,9 +641,9 @@ class Session:
         return self._loop, self._started
 
     def log(self, **values: float | Tensor) -> None:
-        """Note numbers of the batch at hand, such as its loss, for `on_commit` and the progress.
+        """Note numbers of the present batch, such as its loss, for `on_commit` and the progress.
 
-        They count once for each step and slot, however often a failure has the step redone.
+        The numbers count once for every step and slot, however often a failure has the step redone.
         """
         self._loop_of("log").log(values)
 
@@ -670,7 +677,7 @@ class Session:
 
 
 def _check_function(name: str, thing: Any, given: str) -> None:
-    """Raise UsageError where an optimizer or a schedule is given that is made already."""
+    """Raise UsageError for a ready-made optimizer or schedule in place of a function."""
     if thing is not None and not callable(thing):
         kind = f"{type(thing).__module__}.{type(thing).__name__}"
         raise UsageError(
@@ -680,4 +687,4 @@ def _check_function(name: str, thing: Any, given: str) -> None:
 
 
 def _no_batch(step: int, slot: int) -> None:
-    """Batches of a session that trains nothing."""
+    """The batches of a session without training."""

@@ -1,4 +1,4 @@
-"""What a session does with one slot: the batch, the user's code on it, and what that has left."""
+"""The work of a session on a slot: the batch, the user's code, and the results."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ from ecrm.session.streams import ENDED
 from ecrm.transport.gpu_copies import coming, on_device
 
 MOST_TOLD = 3
-"""So many slots without a gradient are told, on each rank."""
+"""The number of warnings on every rank, such as of slots without a gradient."""
 
 Doing = Callable[[Place | str], None]
-"""Called with what the user's code begins on; "" once it is through."""
+"""Called with the work begun by the user's code; called with "" at its end."""
 
 
 @dataclass(frozen=True)
 class SessionBatch:
-    """A user's batch, and the rows that the model looks up for it."""
+    """A user's batch, and the rows looked up by the model for the batch."""
 
     batch: Any
     rows: BatchRows
     over: bool = False
-    """Whether there is none: the slot has no part in this step."""
+    """Whether the slot has no batch, and no part in the step."""
     digest: int = 0
-    """The digest of all that the batch is made of."""
+    """The digest of all content of the batch."""
 
 
 class SessionBatches:
-    """Batches of the user's for the slots of an engine.
+    """The user's batches for the slots of an engine.
 
-    `feed` draws a batch, `rows_of(batch)` gives the rows that it uses.
+    `feed` draws a batch, `rows_of(batch)` returns the rows used by the batch.
 
-    The state of a stream before the engine's step is what the dense replica has. What is drawn
-    further ahead begins with the state after the batch before.
+    The dense replica has the state of a stream before the engine's step. A batch drawn further
+    ahead begins with the state after the batch before.
     """
 
-    reusable = False  # the loop's body may change it
+    reusable = False  # the loop's body may change a batch
 
     def __init__(
         self,
@@ -86,20 +86,23 @@ class SessionBatches:
         return self._drawn(step, slot) if known is None else known
 
     def draw_ahead(self, step: int, slot: int) -> None:
-        """Draw a batch early: one whose memory the next batch takes is found so."""
+        """Draw a batch early, to detect a batch sharing memory with the next batch."""
         if (step, slot) not in self._ahead:
             self._ahead[step, slot] = self._drawn(step, slot)
 
     def once_more(self, step: int, slot: int) -> SessionBatch:
-        """The batch of a slot in the engine's step, made anew, for whoever compares the two."""
+        """The batch of a slot in the engine's step, made anew for a comparison."""
         return self._drawn(step, slot, compared=True)
 
     def rows(self, batch: SessionBatch) -> Sequence[Tensor]:
-        """The unique rows that it uses by row space, int64 [U]."""
+        """The unique rows used by a batch, by row space, int64 [U]."""
         return batch.rows.rows
 
     def went_back(self) -> bool:
-        """A recovery is through: streams go on with the states of the step that is next."""
+        """After a recovery, continue streams from the states of the next step.
+
+        Returns whether earlier batches are still good.
+        """
         self._feed.went_back()
         if self._feed.streams:
             self._ahead.clear()
@@ -107,9 +110,9 @@ class SessionBatches:
         return not self._feed.streams
 
     def after(self, step: int, slot: int) -> bytes | None:
-        """The state of a slot's stream after a step, ENDED where the stream is; None without one.
+        """The state of a slot's stream after a step, ENDED after its last; `None` without streams.
 
-        The next batch is drawn for that.
+        The next batch is drawn to find the end.
         """
         if not self._feed.streams:
             return None
@@ -119,20 +122,20 @@ class SessionBatches:
 
     @property
     def slots(self) -> list[int]:
-        """The slots that have a batch in the engine's step, on whichever rank."""
+        """The slots with a batch in the engine's step, on any rank."""
         streams = replica_of(self._engine).streams
         there = self._feed.slots_in(self._engine.step)
         return [slot for slot in there if slot not in streams or streams[slot].numel()]
 
     def of_another_rank(self, step: int, slot: int) -> SessionBatch:
-        """The batch of a slot that another rank runs, in the engine's step."""
+        """The batch in the engine's step of a slot run by another rank."""
         self._doing(Place(step, slot, BATCH))
         made = self._made(self._feed.draw_here(step, slot, self._before(step, slot)), step, slot)
         self._doing("")
         return made
 
     def _drawn(self, step: int, slot: int, compared: bool = False) -> SessionBatch:
-        """A batch that is drawn now. Ends the run where it is another one than before."""
+        """Draw a batch now. Ends the run if the batch differs from an earlier draw."""
         engine = self._engine
         engine.enter("input")
         self._doing(Place(step, slot, BATCH))
@@ -167,7 +170,7 @@ class SessionBatches:
         return SessionBatch(batch, rows, digest=batch_digest(batch, rows.digests))
 
     def _before(self, step: int, slot: int) -> bytes | None:
-        """The state of a slot's stream before a step, if it has one and that is known."""
+        """The state of a slot's stream before a step; `None` without a stream, or if unknown."""
         if not self._feed.streams:
             return None
         if step > self._engine.step:
@@ -177,10 +180,10 @@ class SessionBatches:
 
 
 class SlotWork:
-    """The user's code on one slot after the other.
+    """The user's code, run on slot after slot.
 
-    `source` hands the rows of the slot that runs to the collections of the `module`. `skips`:
-    whether steps are skipped in which a gradient is not finite.
+    `source` hands the rows of the running slot to the collections of the `module`. `skips`: whether
+    steps with a nonfinite gradient are skipped.
     """
 
     def __init__(
@@ -219,12 +222,12 @@ class SlotWork:
         return self._logged is not None
 
     def skip(self) -> None:
-        """The slot that is running sits its step out."""
+        """Have the running slot sit the step out."""
         self._check_running("skip")
         self._skipped = True
 
     def stop(self) -> None:
-        """The step of the slot that is running is to be the last one."""
+        """Make the step of the running slot the last step."""
         self._stops = True
 
     def _check_running(self, what: str) -> None:
@@ -232,7 +235,7 @@ class SlotWork:
             raise UsageError(f"session.{what} belongs into the body of the loop over session.steps")
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
-        """Note values of the slot that is running; a name given again replaces its value."""
+        """Note values of the running slot; a repeated name replaces the earlier value."""
         self._check_running("log")
         assert self._logged is not None
         for name, value in values.items():
@@ -245,7 +248,7 @@ class SlotWork:
             self._logged[name] = float(number)
 
     def begin(self, part: SlotStep[SessionBatch]) -> Any:
-        """Prepare for the user's code on a slot; returns its batch."""
+        """Prepare the user's code for a slot; returns the batch of the slot."""
         device = self._replica.device
         self._leaves = [on_device(device, values).requires_grad_() for values in part.values]
         self._engine.enter("forward")
@@ -261,9 +264,9 @@ class SlotWork:
         return part.batch.batch
 
     def _check_as_drawn(self, part: SlotStep[SessionBatch]) -> None:
-        """Raise UsageError where a batch is not any more what it was when it was drawn.
+        """Raise UsageError for a batch changed since the batch was drawn.
 
-        Looked at in first steps, as often as the dense part is, and after failures.
+        Checked in first steps, as often as the dense part, and after failures.
         """
         through = self._engine.recovery.through
         if through != self._recoveries:
@@ -278,12 +281,12 @@ class SlotWork:
             )
 
     def seed_between(self, number: int) -> None:
-        """Seed random numbers for a function between steps, the same in each call."""
+        """Seed random numbers for a function between steps, equal in every call for a step."""
         engine = self._engine
         seed_slot(self._seed, engine.step, len(engine.view.slots) + 1 + number)
 
     def again(self, part: SlotStep[SessionBatch], batch: SessionBatch) -> None:
-        """Have a slot computed once more, with its batch made anew; UsageError for other rows."""
+        """Have a slot computed again, on a batch made anew. UsageError for a different batch."""
         pairs = zip(part.batch.rows.rows, batch.rows.rows, strict=True)
         same_rows = all(torch.equal(one, other) for one, other in pairs)
         if not same_rows or part.batch.digest != batch.digest:
@@ -301,7 +304,7 @@ class SlotWork:
     def check_same(
         self, part: SlotStep[SessionBatch], first: SlotResult, second: SlotResult
     ) -> None:
-        """Raise UsageError where the user's code has computed two results for a slot."""
+        """Raise UsageError if two computations of a slot differ, or add state outside commits."""
         place = str(Place(part.step, part.slot))
         if first.sits_out != second.sits_out:
             say(
@@ -320,7 +323,7 @@ class SlotWork:
             self._tell_of_kept()
 
     def _tell_of_kept(self) -> None:
-        """Say what the slot's second time has changed, and may be nothing but a log."""
+        """Warn of changes by a slot's second computation, possibly only in a log."""
         module = self._replica.module
         used, seen = used_by(module), of_module(module)
         found = first_change(self._used, used) or first_growth({**self._seen, **self._used}, used)
@@ -340,18 +343,19 @@ class SlotWork:
             say("! not all attributes of the model are compared: it has more than 20,000 values")
 
     def finish(self, part: SlotStep[SessionBatch], goes_on: bool = True) -> SlotResult:
-        """What the user's code has come to; gradients are divided by the slots, if averaged.
+        """The result of the user's code on a slot; averaged gradients are divided by the slots.
 
-        `goes_on`: the state of the slot's stream after the step is part of the result. Raises
-        UsageError where it has left no gradient, has not scaled its loss, or has changed
-        parameters.
+        `goes_on`: the result includes the state of the slot's stream after the step. Raises
+        UsageError for changed parameters, for an unscaled loss, and for a slot of step 0 without a
+        gradient, if no slot had a gradient before. Any other slot without a gradient sits the step
+        out.
         """
         self._doing("")
         note = json.dumps(self._logged)
         self._source.current = self._logged = None
         self._check(part)
         if self._skipped:
-            self._replica.begin_slot(part.slot)  # what it has come to counts for nothing
+            self._replica.begin_slot(part.slot)  # drops the results of the slot
             for leaf in self._leaves:
                 leaf.grad = None
         slots = self._batches.slots
@@ -410,13 +414,13 @@ class SlotWork:
             )
 
     def _tell(self, line: str) -> None:
-        """Say what may not be meant, a few times."""
+        """Print a warning of a likely mistake, at most `MOST_TOLD` times."""
         self._told += 1
         if self._told <= MOST_TOLD:
             say(f"{line}{'; no further lines like this' if self._told == MOST_TOLD else ''}")
 
     def _trouble(self, gradients: Sequence[Tensor], contribution: Tensor) -> str:
-        """Where a gradient, divided, is not finite, in words; empty where all are."""
+        """A nonfinite divided gradient or a bad loss scale, in words; "" without trouble."""
         scale = self._replica.loss_scale
         if not scale or not math.isfinite(scale):
             return f"{NO_SCALE} {scale}"
@@ -430,9 +434,9 @@ class SlotWork:
         return ""
 
     def _gradients(self, slot: int, divisor: float) -> list[Tensor]:
-        """The slot's share of the rows' gradients, by space, in memory to be sent from.
+        """The slot's share of the rows' gradients, by row space, in memory for sending.
 
-        From a GPU they are on their way, and there once the replica's contribution is.
+        Copies from a GPU may be under way, and are complete once the replica's contribution is.
         """
         shares = []
         for space, leaf in enumerate(self._leaves):
@@ -448,7 +452,7 @@ class SlotWork:
 
 
 def replica_of(engine: Engine) -> ModuleReplica:
-    """The dense replica that a rank with slots has."""
+    """The dense replica of a rank with slots."""
     dense = engine.state.dense
     assert isinstance(dense, ModuleReplica)
     return dense
@@ -462,5 +466,5 @@ def _bytes(data: bytes) -> Tensor:
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Whether all numbers are; a sum that overflows is looked at one by one."""
+    """Whether all numbers are finite; after an overflow of the sum, check number by number."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

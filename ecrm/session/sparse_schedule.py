@@ -1,4 +1,4 @@
-"""A torch scheduler as the factor that the learning rates of rows have in each step."""
+"""A torch scheduler as the factor on the learning rates of rows in each step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ecrm.errors import UsageError
 
 
 def rates_of(make: Callable[[torch.optim.Optimizer], Any]) -> Callable[[int], float]:
-    """step -> the factor that a scheduler gives for it, the same on every rank.
+    """Return step -> the factor of a scheduler for the step, equal on every rank.
 
-    `make(optimizer)` makes the scheduler over an optimizer whose learning rate is 1. It is stepped
-    once a step, as far as somebody has asked, and takes 8 bytes a step of memory. Raises UsageError
-    for one that needs more than the number of steps, such as a loss.
+    `make(optimizer)` makes the scheduler over an optimizer with learning rate 1. The scheduler is
+    stepped once a step, up to the highest requested step, and takes 8 bytes of memory a step.
+    Raises UsageError for a scheduler that needs more than the number of steps, such as a loss.
     """
     parameter = nn.Parameter(torch.zeros(()))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -26,12 +26,12 @@ def rates_of(make: Callable[[torch.optim.Optimizer], Any]) -> Callable[[int], fl
     def rate(step: int) -> float:
         while len(known) <= step:
             if known:
-                optimizer.step()  # a scheduler warns unless it comes after that
+                optimizer.step()  # a scheduler warns without a step of the optimizer before
                 _step(scheduler)
             known.append(float(optimizer.param_groups[0]["lr"]))
         return known[step]
 
-    rate(1)  # where it cannot be, that is said before training
+    rate(1)  # an unusable scheduler raises before training
     return rate
 
 

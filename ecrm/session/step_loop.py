@@ -1,4 +1,4 @@
-"""The loop of a session: the run's steps, what the user has due between them, and logs."""
+"""The loop of a session: the run's steps, the user's functions between steps, and logs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Every:
-    """Something that all ranks do after every `steps` steps, such as an evaluation.
+    """A function called on all ranks after every `steps` steps, such as an evaluation.
 
-    `goal`: how the values that it reports are compared; None where they are not. `function`: the
+    `goal`: the comparison of the reported values; `None` without comparison. `function`: the
     script's own part of `work`.
     """
 
@@ -42,21 +42,21 @@ class Every:
     function: Callable[[], object] | None = None
 
     def after(self, step: int) -> bool:
-        """Whether it is due when `step` steps are done."""
+        """Whether the function is due once `step` steps are done."""
         return step > 0 and step % self.steps == 0
 
 
 class WorkBetweenSteps:
     """The user's functions between steps, each called once a step on all ranks.
 
-    All call it, and then agree that all have come through it: a seal. After a failure all give it
-    up, with StepAborted, and begin with what is due, as after a failure in a step. It is called
-    again on all ranks, from its start. It is called on none where one that is left knows of the
-    seal. So what the main rank died in is done by the next. After a call the model is in the modes
-    that it was in.
+    All ranks call a function, then agree on the end of the function: a seal. After a failure all
+    ranks give the function up, with StepAborted, and begin with the due functions, as after a
+    failure in a step. All ranks then call the function again from its start, unless a survivor
+    knows of the seal. So the next main rank does the work lost with the main rank. After a call the
+    model is back in its earlier modes.
 
-    `allowed` says whether a function is under way, so that ranks may do other things together.
-    `seed(number)` seeds random numbers for a call of a function.
+    `allowed`: whether a function is running, and ranks may work together meanwhile. `seed(number)`
+    seeds random numbers for a call of a function.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class WorkBetweenSteps:
 
     @property
     def compares(self) -> bool:
-        """Whether the values that a function reports are compared."""
+        """Whether reported values of a function are compared."""
         return any(every.goal is not None for every in self._every)
 
     def stop(self) -> None:
-        """The function that is under way wants training to end."""
+        """Have training end after the running function."""
         self._stops = True
 
     def report(self, value: float) -> None:
-        """What the function that is under way has found, for a scheduler; no NaN."""
+        """Note the value found by the running function; not NaN."""
         self._reported = value
 
     def is_due(self, step: int) -> bool:
-        """Whether some of it is to be done after `step` steps, and has not been."""
+        """Whether a function is still to be called after `step` steps."""
         return bool(self._due(step))
 
     def _due(self, step: int) -> list[int]:
@@ -100,9 +100,12 @@ class WorkBetweenSteps:
         ]
 
     def do(self) -> bool:
-        """Collective: do it. Returns whether training ends. Raises StepAborted after a failure."""
+        """Collective: call the due functions. Returns whether training ends.
+
+        Raises StepAborted after a failure.
+        """
         dense = self._engine.state.dense
-        self._engine.commit()  # what a function reports becomes part of the committed state
+        self._engine.commit()  # reports of a function become part of the committed state
         if isinstance(dense, ModuleReplica):
             dense.note()
         for number in self._due(self._engine.step):
@@ -118,7 +121,7 @@ class WorkBetweenSteps:
         return self._engine.over
 
     def _call(self, every: Every) -> None:
-        """Call it; raises StepAborted after a failure, whatever the user's code makes of it."""
+        """Call a function; raises StepAborted after a failure, even if user code catches errors."""
         before = self._kept_by(every)
         self.allowed, self._recoveries = True, self._engine.recovery.through
         self._stops, self._reported = False, math.nan
@@ -139,7 +142,7 @@ class WorkBetweenSteps:
         self._doing("")
 
     def _kept_by(self, every: Every) -> Seen:
-        """What a function may count in: what it uses, and attributes of the model."""
+        """The state possibly changed by a function: objects used, and attributes of the model."""
         of_function = of_objects({"": every.function}, state_of(self._module))
         return {
             **of_function,
@@ -147,7 +150,7 @@ class WorkBetweenSteps:
         }
 
     def _tell_of_counts(self, before: Seen, after: Seen) -> None:
-        """A function is called again: say what it has changed already, once."""
+        """Warn once of state changed by a function before its repeated call."""
         changed = first_change(before, after)
         if changed and not self._told_again:
             self._told_again = True
@@ -158,7 +161,7 @@ class WorkBetweenSteps:
             )
 
     def _tell_of_buffers(self) -> None:
-        """Say that a buffer that a function has changed is put back, once."""
+        """Warn once of a buffer changed by a function; the buffer is put back."""
         dense = self._engine.state.dense
         name = dense.changed_buffer if isinstance(dense, ModuleReplica) else ""
         if name and not self._told_buffer and self._engine.rank == self._engine.view.reporter:
@@ -169,7 +172,7 @@ class WorkBetweenSteps:
             )
 
     def _seal(self, number: int) -> None:
-        """Collective: agree that all have come through it. Raises StepAborted after a failure."""
+        """Collective: agree on the end of a function. Raises StepAborted after a failure."""
         engine, step, seals = self._engine, self._engine.step, self._engine.state.seals
         before = after = Reported()
         try:
@@ -186,14 +189,14 @@ class WorkBetweenSteps:
                     if after is not before:
                         dense.report(self._reported, after.state())
                         self.reports += 1
-                    dense.commit()  # of reports, and of what the function did to the optimizer
+                    dense.commit()  # of reports, and of the function's changes to the optimizer
                 if self._stops:
                     engine.end_here()
 
     def _share(self) -> Reported:
-        """Collective: have all know whether one asks for the end, and the first rank's value.
+        """Collective: share the wish to end training, and the value of the lowest reporting rank.
 
-        Returns the values reported before, which holders of the dense part know.
+        Returns the values reported before, known to dense holders.
         """
         dense = self._engine.state.dense
         reports = dense.reports if isinstance(dense, ModuleReplica) else None
@@ -207,7 +210,7 @@ class WorkBetweenSteps:
         return Reported.of(next((each.reports for each in found if each.reports), {}))
 
     def _follow(self, reported: Reported, goal: Goal | None) -> None:
-        """Collective: keep the model if its value is the best, and end training without gain."""
+        """Collective: keep the model of a best value, and end training without gain."""
         if goal is None:
             return
         if goal.keep_best and reported.step == self._engine.step:
@@ -216,22 +219,22 @@ class WorkBetweenSteps:
 
     @property
     def given_up(self) -> bool:
-        """Whether a failure has come into the function that is under way."""
+        """Whether a failure has come into the running function."""
         return self.allowed and self._engine.recovery.through > self._recoveries
 
     def goes_on(self) -> None:
-        """What ranks do together is through: the user's code goes on, if it is at work."""
+        """After joint work of the ranks: a running function of the user goes on."""
         engine = self._engine
         place = Place(engine.step, engine.view.epoch, EVERY)
         self._doing(place if self.allowed else "")
 
     def went_back(self) -> None:
-        """A recovery is through: steps may have been undone."""
+        """After a recovery: forget the calls of functions in undone steps."""
         self._done_at = [min(done, self._engine.step) for done in self._done_at]
 
 
 def check_unchanged(engine: Engine, where: str) -> None:
-    """Raise UsageError where parameters are not those that the last step has left."""
+    """Raise UsageError for parameters changed since the last step."""
     dense = engine.state.dense
     if not isinstance(dense, ModuleReplica):
         return
@@ -245,9 +248,9 @@ def check_unchanged(engine: Engine, where: str) -> None:
 
 
 def ended_early(engine: Engine, steps: int) -> dict[str, Any] | None:
-    """Why training has ended before `steps`, where the script has asked for it; None otherwise.
+    """The step and reason of an early end asked for by the script; `None` otherwise.
 
-    Known to ranks that hold the dense part.
+    Known to dense holders.
     """
     dense = engine.state.dense
     if dense is None or not 0 <= dense.ends_at <= engine.step < steps:
@@ -260,10 +263,10 @@ def ended_early(engine: Engine, steps: int) -> dict[str, Any] | None:
 
 
 class SessionLoop:
-    """One rank's loop over the steps of a session.
+    """The loop of a rank over the steps of a session.
 
-    `tell(step, logged)` gets what slots have logged, once for each committed step, on each rank
-    that holds the dense replica. What is due `every` so many steps is done on every rank.
+    `tell(step, logged)` gets the values logged by slots, once for every committed step, on every
+    dense holder. Functions in `every` are called on every rank.
     """
 
     def __init__(
@@ -298,30 +301,30 @@ class SessionLoop:
 
     @property
     def between_steps(self) -> bool:
-        """Whether other things may be done together now: after the last step, or when due."""
+        """Whether ranks may work together now: after the last step, or in a due function."""
         return self._over or self._between.allowed
 
     @property
     def tells_as_main(self) -> bool | None:
-        """Whether a step that is being told is the main rank's to tell; None outside of that."""
+        """Whether the present step is told as the main rank; `None` outside a listener."""
         return self._delivery.as_main
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
-        """Note values of the slot that is running; a name given again replaces its value."""
+        """Note values of the running slot; a repeated name replaces the earlier value."""
         self._work.log(values)
 
     def skip(self) -> None:
-        """The slot that is running sits its step out."""
+        """Have the running slot sit the step out."""
         self._work.skip()
 
     def report(self, value: float) -> None:
-        """What a function for `every` has found. Raises UsageError elsewhere."""
+        """Note the value found by a function for `every`. Raises UsageError elsewhere."""
         if not self._between.allowed:
             raise UsageError("session.report belongs into a function for session.every")
         self._between.report(value)
 
     def stop(self) -> None:
-        """End training after the step at hand. Raises UsageError where none is."""
+        """Have training end. Raises UsageError outside the loop's body, functions and listeners."""
         if self._work.running:
             self._work.stop()
         elif self._between.allowed:
@@ -335,7 +338,7 @@ class SessionLoop:
             )
 
     def __iter__(self) -> Iterator[Any]:
-        """The batch of every (step, slot) that this rank runs; steps that are redone once more."""
+        """The batch of every (step, slot) run by the rank; batches of redone steps come again."""
         checking = min(self._check_until, self._steps) > self._engine.step
         if checking and self._is_reporter:
             count = min(self._check_until, self._steps) - self._check_from
@@ -351,7 +354,7 @@ class SessionLoop:
                 if part.batch.over:
                     part.result = self._work.absent(part)
                     continue
-                if part.slot not in self._engine.slots:  # another rank's, to compare
+                if part.slot not in self._engine.slots:  # a slot of another rank, for comparison
                     yield self._work.begin(part)
                     part.result = self._work.finish(part, goes_on=False)
                     continue
@@ -377,7 +380,7 @@ class SessionLoop:
         self._doing(Place(self._engine.step, 0, AFTER))
 
     def _told(self, tell: Callable[[int, Logged], None]) -> Callable[[int, Logged], None]:
-        """Tell the script of a step, and say meanwhile that its code is at work."""
+        """Wrap `tell`, marking the script's code as at work during a call."""
 
         def told(step: int, logged: Logged) -> None:
             self._doing(Place(step, 0, ON_COMMIT))
@@ -387,7 +390,7 @@ class SessionLoop:
         return told
 
     def _tell_reports(self) -> None:
-        """Say where reports were to be followed, and there were none."""
+        """Warn if a scheduler or a comparison waited for reports in vain."""
         dense = self._engine.state.dense
         if not self._is_reporter or self._between.reports:
             return
@@ -402,7 +405,7 @@ class SessionLoop:
         return self._engine.rank == self._engine.view.reporter
 
     def _tell_checked(self) -> bool:
-        """Say that nothing was found; returns False: nothing is checked any more."""
+        """Report the checks as passed; returns False: no more checks."""
         dense = self._engine.state.dense
         grown = dense.trial.grown if isinstance(dense, ModuleReplica) else ""
         if self._is_reporter and grown:
@@ -416,9 +419,9 @@ class SessionLoop:
         return False
 
     def went_back(self) -> None:
-        """After every recovery that the loop has not seen: in an evaluation, say.
+        """After every recovery unseen by the loop, for example in an evaluation.
 
-        Raises StepAborted in what is due between steps: the loop then begins with that.
+        Raises StepAborted in a due function: the loop then begins with the function.
         """
         if self._between.allowed:
             raise StepAborted
@@ -435,11 +438,11 @@ class SessionLoop:
     def stoppable(
         self, work: Callable[[], Generator[Any, None, Result]]
     ) -> Generator[Any, None, Result]:
-        """Collective: do `work` and return what it gives; where a rank asks to stop, stop.
+        """Collective: do `work` and return the result; stop if a rank asks to stop.
 
-        If the rank that asks dies meanwhile, and no other does, `work` is done again. Raises
-        Unrecoverable where a failure has undone steps of a loop that is over, StepAborted after any
-        failure in what is due between steps.
+        If only the asking rank dies meanwhile, `work` is done again. Raises Unrecoverable if a
+        failure has undone steps of a finished loop, and StepAborted after any failure in a due
+        function.
         """
         step = self._engine.step
         self._doing("")
@@ -460,7 +463,7 @@ class SessionLoop:
                 raise
 
     def _stop(self) -> None:
-        """Stop; returns where a failure came between. All ranks then ask each other again."""
+        """Stop the run. Returns after a failure: all ranks then ask again whether to stop."""
         try:
             self._run.stop()
         except StepAborted:

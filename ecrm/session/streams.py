@@ -1,4 +1,4 @@
-"""Batches of streams that know where they are, one stream for each slot."""
+"""Batches of streams with a saved position, one stream for each slot."""
 
 from __future__ import annotations
 
@@ -15,47 +15,48 @@ from ecrm.session.feed import Drawn
 from ecrm.session.whole_number import whole
 
 ENDED = b""
-"""The state of a stream that has no batch any more."""
+"""The state of a stream without further batches."""
 
 
 class Stream(Protocol):
-    """Batches one after the other, and the place in them: torchdata's StatefulDataLoader is one."""
+    """Successive batches with a position, such as torchdata's StatefulDataLoader."""
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches from where the loaded state says, or from the first one on."""
+        """The batches from the position of the loaded state, or from the first batch on."""
 
     def state_dict(self) -> Any:
-        """Nested state of tensors, numbers and words: where the running iterator is."""
+        """Nested state of tensors, numbers and text: the position of the running iterator."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Have the next iterator go on from there."""
+        """Have the next iterator go on from the position in a state."""
 
 
 class Streams:
     """The batches of streams, one stream for each slot.
 
-    - `make(slot)` gives the stream of a slot: anything with `__iter__`, `state_dict` and
-      `load_state_dict`, such as torchdata's StatefulDataLoader. A stream reads samples that no
-      other stream reads: give each its part of the data.
-    - `workers`: how many processes of each rank draw from its streams ahead, as with `Indexed`; a
-      stream is in one of them. By default batches are drawn in the rank itself.
-    - `epochs`: how many streams a slot goes through, one after the other. `make(slot, epoch)` then
-      gives each of them. By default it is one, and `make(slot)` gives it.
+    - `make(slot)` returns the stream of a slot: any object with `__iter__`, `state_dict` and
+      `load_state_dict`, such as torchdata's StatefulDataLoader. Streams must not share samples:
+      give every stream its own part of the data.
+    - `workers`: the number of processes per rank drawing ahead from the rank's streams, as with
+      `Indexed`; a stream is in one worker. By default the rank itself draws batches.
+    - `epochs`: the number of streams of a slot, one after the other. `make(slot, epoch)` then
+      returns the stream of an epoch. By default a slot has one stream, from `make(slot)`.
 
-    The state of each stream before a step is part of the model's state: a failure, a checkpoint and
-    a resume go on with the batches that follow. Whoever takes over a slot makes its stream anew and
-    loads that state. Each batch is drawn with random numbers seeded by (seed, step, slot).
+    The state of every stream before a step is part of the model's state: after a failure, from a
+    checkpoint and in a resumed run, training goes on with the next batches. A rank taking over a
+    slot makes the stream anew and loads the state. Every batch is drawn with random numbers seeded
+    by (seed, step, slot).
 
-    A slot whose stream has ended has no batch in later steps, while others go on. Gradients are
-    divided by the number of slots that have one. Buffers, as of BatchNorm, are then those of the
-    lowest such slot. Training ends with the last stream, or with the steps if they are fewer. A
-    stream without a single batch is an error. One batch more is drawn than is trained.
+    A slot with an ended stream has no batch in later steps, while other slots go on. Gradients are
+    divided by the number of slots with a batch. Buffers, as of BatchNorm, are then from the lowest
+    slot with a batch. Training ends with the last stream, or with the steps if fewer. A stream
+    without any batch is an error. One batch more is drawn than trained.
 
-    Not checked: that a stream which has loaded a state gives the same batches as the one that gave
-    it. So a generator that draws random numbers before its first batch must have seeded them
-    itself, and a loop over a loader's epochs is no stream: give `epochs`. Nor that each batch has
-    memory of its own. Raises UsageError for fewer than 0 workers or 1 epoch. A loader with workers
-    of its own is an error: random numbers drawn in them are not kept.
+    Not checked: whether a stream with a loaded state gives the same batches as the stream with the
+    saved state. So a generator drawing random numbers before its first batch must seed the numbers
+    itself. A loop over a loader's epochs is no stream: give `epochs`. Also not checked: whether
+    every batch has memory of its own. Raises UsageError for fewer than 0 workers or 1 epoch. A
+    loader with workers of its own is an error: random numbers drawn in such workers are lost.
     """
 
     def __init__(
@@ -73,20 +74,20 @@ class Streams:
 
 @dataclass
 class _Running:
-    """A stream that is being drawn from: `step` is that of its next batch."""
+    """A stream in use; `step` is the step of its next batch."""
 
     stream: Stream
     batches: Iterator[Any]
     step: int
     epoch: int
     drawn: bool
-    """Whether it has given a batch, here or before its state was loaded."""
+    """Whether the stream has given a batch, in this process or before the state was loaded."""
     readable: bool = False
-    """Whether its state is known to be one that another rank can load."""
+    """Whether the state is known to be loadable on another rank."""
 
 
 class StreamSource:
-    """Draws from the streams of some of a run's slots."""
+    """Draws from the streams of some slots of a run."""
 
     streams = True
 
@@ -96,14 +97,14 @@ class StreamSource:
         self._ends: dict[int, int] = {}
 
     def slots_in(self, step: int) -> range:
-        """All of them: what has ended is known from states."""
+        """All slots: ended streams are known from states."""
         return range(self._slots)
 
     def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
         """The batch of a slot in a step.
 
-        A stream that is elsewhere is made anew, with the state `before`; in step 0 it needs none.
-        Raises UsageError where a stream, or a state, cannot be used.
+        A stream not in use in this process is made anew, with the state `before`; step 0 needs no
+        state. Raises UsageError for an unusable stream or state.
         """
         if before == ENDED:
             self._ends[slot] = step
@@ -120,7 +121,7 @@ class StreamSource:
                 batch = next(running.batches)
             except StopIteration:
                 running = self._next_epoch(running, step, slot)
-                # a loader that has come to its end may begin anew with the state that it has there
+                # a loader may begin anew from the state that it has at its end
                 known = None if running is None else _written({"epoch": running.epoch})
             else:
                 running.step, running.drawn = step + 1, True
@@ -139,7 +140,7 @@ class StreamSource:
         return _written(state)
 
     def _next_epoch(self, running: _Running, step: int, slot: int) -> _Running | None:
-        """What follows a stream that has ended; None after the last epoch."""
+        """The stream after an ended stream; `None` after the last epoch."""
         if not running.drawn:
             epoch = "" if self._all.epochs is None else f" in epoch {running.epoch}"
             raise UsageError(
@@ -147,7 +148,7 @@ class StreamSource:
             )
         if running.epoch + 1 >= (self._all.epochs or 1):
             return None
-        seed_slot(self._seed, step, -1 - slot)  # whatever it takes to find that a stream has ended
+        seed_slot(self._seed, step, -1 - slot)  # the ended stream may have drawn numbers
         return self._made(step, slot, running.epoch + 1)
 
     def _begun(self, step: int, slot: int, before: bytes | None) -> _Running:
@@ -174,7 +175,7 @@ class StreamSource:
         return self._made(step, slot, epoch, [state])
 
     def _made(self, step: int, slot: int, epoch: int, state: Sequence[Any] = ()) -> _Running:
-        """A stream at its begin, or where the one `state` is, and random numbers seeded."""
+        """A stream at its beginning, or at the one entry of `state`; seeds random numbers."""
         stream = self._all.make(slot, epoch)
         for method in ("__iter__", "state_dict", "load_state_dict"):
             if not hasattr(stream, method):
@@ -192,7 +193,7 @@ class StreamSource:
         for one in state:
             stream.load_state_dict(one)
         batches = iter(stream)
-        seed_slot(self._seed, step, -1 - slot)  # as where the stream runs on
+        seed_slot(self._seed, step, -1 - slot)  # as for a stream in use
         return _Running(stream, batches, step, epoch, drawn=bool(state))
 
 

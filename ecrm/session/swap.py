@@ -1,4 +1,4 @@
-"""A session's tables: TorchRec's collections in a model made ours, wherever they are."""
+"""A session's tables: TorchRec's collections in a model turned into collections of ECRM."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ _MANAGED = (
     ManagedCollisionModule,
 )
 LARGE_BYTES = 1 << 20
-"""An embedding of torch's own of so many bytes is told."""
+"""Size in bytes above which an embedding of torch's own is reported."""
 _FUSED = (FusedEmbeddingBagCollection, FusedEmbeddingCollection)
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a model in a session, and the collections that look up their rows.
+    """The tables of a model in a session, and the collections looking up their rows.
 
-    The name of a table is that of its weight in the module's state_dict, without `.weight`.
-    `values` are what some tables begin with, float32 [rows, dim] by name. The others begin as
-    `Table.initial` says. Where a script filled a table with random numbers, every rank may have
-    others. `aliases` are {further name: name}: a table has several names in the state_dict if its
-    collection is in the model twice. `untrained` are tables without an optimizer,
-    whose rows no step changes, and where in the model their collections are.
+    The name of a table is the name of its weight in the module's state_dict, without `.weight`.
+    `values` are the initial values of some tables, float32 [rows, dim] by name. The other tables
+    begin with `Table.initial`. Values filled with random numbers by a script may differ between
+    ranks. `aliases` are {further name: name}: a table has several names in the state_dict if its
+    collection is in the model twice. `untrained` maps tables without an optimizer to the paths of
+    their collections in the model; no step changes their rows.
     """
 
     tables: tuple[Table, ...]
@@ -64,12 +64,12 @@ class Tables:
     untrained: Mapping[str, str]
 
     def check_optimizers(self) -> None:
-        """Raise UsageError where a table has no optimizer."""
+        """Raise UsageError for a table without an optimizer."""
         for table, path in self.untrained.items():
             raise without_optimizer(table, path)
 
     def with_values(self) -> list[Table]:
-        """The tables, those that have values beginning with them."""
+        """The tables; a table with an entry in `values` begins with the entry."""
         return [
             replace(table, initial=Values(self.values[table.name]))
             if table.name in self.values
@@ -78,18 +78,18 @@ class Tables:
         ]
 
     def lay_out(self, spaces: Sequence[RowSpace]) -> None:
-        """Tell the collections where their tables are; needed before `batch_rows`."""
+        """Tell the collections the places of their tables; needed before `batch_rows`."""
         for number, collection in enumerate(self.collections):
             collection.lay_out(number, spaces)
 
     def batch_rows(self, kjts: Iterable[Any], spaces: int) -> BatchRows:
-        """The rows that a batch asks for in `spaces` row spaces, as `BatchRows.of` has them."""
+        """The rows asked for by a batch in `spaces` row spaces, as from `BatchRows.of`."""
         return BatchRows.of(kjts, [collection.layout for collection in self.collections], spaces)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A table of a collection: its name, TorchRec's config, and the module with its weight."""
+    """A table of a collection: name, path, TorchRec's config, and the module with the weight."""
 
     name: str
     path: str
@@ -108,14 +108,14 @@ class _Found:
 
 
 def swap(module: nn.Module, seed: int = 0) -> Tables:
-    """Make every EmbeddingBagCollection and EmbeddingCollection of TorchRec in a module ours.
+    """Turn every TorchRec EmbeddingBagCollection and EmbeddingCollection of a module into ECRM's.
 
-    They stay the same objects, whatever holds them, and get another class. So the module may be one
-    itself. Their weights become stand-ins (`TableStandIn`). `seed` is for tables whose
-    `init_fn` has to see the whole table.
+    The collections stay the same objects and get another class. So the module may itself be a
+    collection. The weights become stand-ins (`TableStandIn`). `seed` is for tables whose `init_fn`
+    has to see the whole table.
 
-    Raises UsageError, before anything is changed, for a module without tables and for tables that a
-    session cannot keep.
+    Raises UsageError, before any change, for a module without tables and for tables unfit for a
+    session.
     """
     _check_managed(module)
     collections = _collections_in(module)
@@ -148,7 +148,7 @@ def swap(module: nn.Module, seed: int = 0) -> Tables:
 
 
 def _collections_in(module: nn.Module) -> list[tuple[str, Any]]:
-    """Every collection with its path, in the order of the state_dict, once for each path."""
+    """Every collection with its path, in the order of the state_dict, once per path."""
     found = []
     for path, part in module.named_modules(remove_duplicate=False):
         if not isinstance(part, (*_OURS, *_FUSED)):
@@ -176,7 +176,7 @@ def _collections_in(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _check_tied(module: nn.Module, tables: Mapping[int, _Found], holders: Set[int]) -> None:
-    """Raise UsageError where the weight of a table, by its id, is in a module of another kind."""
+    """Raise UsageError for the weight of a table, by its id, in a module of another kind."""
     for path, part in module.named_modules():
         for name, parameter in part._parameters.items():
             if id(parameter) in tables and id(part) not in holders:
@@ -189,7 +189,7 @@ def _check_tied(module: nn.Module, tables: Mapping[int, _Found], holders: Set[in
 
 
 def _check_collection(path: str, part: Any) -> None:
-    """Raise UsageError for a collection whose outputs a session would get wrong."""
+    """Raise UsageError for weighted bags with mean pooling, undefined in torch."""
     if isinstance(part, torchrec.EmbeddingBagCollection) and part.is_weighted():
         for config in part.embedding_bag_configs():
             if config.pooling == torchrec.PoolingType.MEAN:
@@ -202,7 +202,7 @@ def _check_collection(path: str, part: Any) -> None:
 
 
 def _check_managed(module: nn.Module) -> None:
-    """Raise UsageError for modules of TorchRec that change ids between a batch and its tables."""
+    """Raise UsageError for TorchRec modules changing ids between a batch and its tables."""
     for path, part in module.named_modules():
         if isinstance(part, _MANAGED):
             raise UsageError(
@@ -247,7 +247,7 @@ def _described(found: _Found) -> Table:
         )
     return Table(
         found.name,
-        operator.index(config.num_embeddings),  # also a number of numpy or torch
+        operator.index(config.num_embeddings),  # also takes a number of numpy or torch
         operator.index(config.embedding_dim),
         optimizer_of(found.name, found.weight) or SparseOptimizer("sgd", 0.0),
         initial_of(config),
@@ -255,7 +255,7 @@ def _described(found: _Found) -> Table:
 
 
 def large_embeddings(module: nn.Module) -> list[str]:
-    """A line for each embedding of torch's own that is large, and no table of the session."""
+    """A line for each large embedding of torch's own outside the session's tables."""
     lines = []
     for path, part in module.named_modules():
         if not isinstance(part, nn.Embedding | nn.EmbeddingBag) or part.weight.is_meta:

@@ -1,4 +1,4 @@
-"""The optimizer of a table's rows, from what `apply_optimizer_in_backward` left on its weight."""
+"""The optimizer of a table's rows, from the marks of `apply_optimizer_in_backward`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES: Mapping[type, str] = {
     torchrec.optim.RowWiseAdagrad: "rowwise_adagrad",
 }
 _FBGEMM_DEFAULTS = {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
-"""Of torchrec.optim's SGD, Adagrad and Adam, which name FBGEMM's and have none of their own."""
+"""Defaults of SGD, Adagrad and Adam in torchrec.optim, mere names for FBGEMM's optimizers."""
 
 _MEANT = {
     "sgd": {"lr", "weight_decay"},
@@ -32,11 +32,11 @@ _MEANT = {
     "rowwise_adagrad": {"lr", "eps", "weight_decay"},
     "adam": {"lr", "eps", "betas", "weight_decay", "decoupled_weight_decay"},
 }
-_HOW_IT_RUNS = {"foreach", "fused", "capturable", "differentiable"}  # and not what it computes
+_HOW_IT_RUNS = {"foreach", "fused", "capturable", "differentiable"}  # without effect on results
 
 
 def without_optimizer(table: str, path: str) -> UsageError:
-    """That a table cannot be trained; `path` is where its collection is in the model."""
+    """The error for a table without an optimizer; `path` is its collection's path in the model."""
     parameters = ".".join(part for part in ("model", path, "parameters()") if part)
     return UsageError(
         f"table {table} has no optimizer",
@@ -46,13 +46,13 @@ def without_optimizer(table: str, path: str) -> UsageError:
 
 
 def optimizer_of(table: str, weight: nn.Parameter) -> SparseOptimizer | None:
-    """The optimizer of the rows of a table; None where it has none, and cannot be trained.
+    """The optimizer of the rows of a table; `None` for a table without one, unfit for training.
 
-    A weight that requires no gradient is frozen: its optimizer changes nothing. What a keyword is
-    if it is not given is what torch and torchrec say.
+    A weight that requires no gradient is frozen: its optimizer changes nothing. A keyword not given
+    has the default of torch or torchrec.
 
-    Raises UsageError with several, and for one, or for a keyword of one, that rows cannot be
-    updated by.
+    Raises UsageError for several optimizers, and for an optimizer or a keyword unfit for updating
+    rows.
     """
     if not weight.requires_grad:
         return SparseOptimizer("sgd", 0.0)
@@ -110,7 +110,7 @@ def _translated(table: str, kind: type, given: Mapping[str, Any]) -> SparseOptim
 
 
 def _defaults(kind: type) -> Mapping[str, Any]:
-    """What the keywords of an optimizer are if they are not given."""
+    """The values of an optimizer's keywords, if not given."""
     found = {
         name: parameter.default
         for name, parameter in inspect.signature(kind).parameters.items()

@@ -1,4 +1,4 @@
-"""The parameter in the place of a table whose rows a session keeps."""
+"""The parameter in the place of a table with rows kept by a session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SAID = frozenset(
         "detach_",
     ]
 )
-"""Functions that need no number of a table."""
+"""Functions that need no numbers of a table."""
 _CONVERTS = frozenset(
     [
         "detach",
@@ -60,29 +60,29 @@ _CONVERTS = frozenset(
         "bfloat16",
     ]
 )
-"""Functions that may give a table as it is."""
+"""Functions that may return a table unchanged."""
 _ARITHMETIC = frozenset(
     ["add", "sub", "mul", "div", "truediv", "lerp", "addcdiv", "addcmul", "copy"]
 )
-"""Functions that make averages of weights, without `_foreach_`, `r`, `i` and underscores."""
+"""Functions for averages of weights, without `_foreach_`, `r`, `i` and underscores."""
 _LIKE = frozenset(["empty_like", "zeros_like", "ones_like", "full_like"])
-"""Functions by which optimizers make their state."""
+"""Functions used by optimizers to make their state."""
 _VIEWS = frozenset(["T", "mT", "H", "mH", "real", "imag"])
 
 
 class TableStandIn(nn.Parameter):
     """A parameter on the meta device: name, shape and dtype of a table, and no rows.
 
-    All that torch makes of it is of this class, such as an entry of the module's state_dict. It can
-    be copied. Copies and stand-ins can be averaged with each other, as an average of a model's
-    weights does with all parameters.
+    All tensors made from a stand-in by torch are stand-ins, such as an entry of the module's
+    state_dict. A stand-in can be copied. Copies and stand-ins can be averaged with each other, as
+    an average of a model's weights does with all parameters.
 
-    Raises UsageError, with the table's name, for anything else that takes numbers or changes them,
-    and where somebody pickles it, as torch.save does, or moves it to another device.
+    Raises UsageError, with the table's name, for any other use or change of numbers, for pickling,
+    as by torch.save, and for a move to another device.
     """
 
     _table = ""
-    _is_copy = False  # which may be written
+    _is_copy = False  # only a copy may be written
 
     @classmethod
     def __torch_function__(
@@ -97,11 +97,11 @@ class TableStandIn(nn.Parameter):
         stand_in = next(tensor for tensor in tensors if isinstance(tensor, TableStandIn))
         _check(func, stand_in._table, args, tensors)
         if func.__name__.startswith("_foreach_") and func.__name__.endswith("_"):
-            return args[0]  # there are no numbers, and torch would ask one tensor for its own
+            return args[0]  # no numbers to change, and torch would read a tensor argument
         with torch._C.DisableTorchFunctionSubclass():
             try:
                 made = func(*args, **given)
-            except NotImplementedError as error:  # of a tensor on the meta device
+            except NotImplementedError as error:  # raised for a tensor on the meta device
                 raise _reads(stand_in._table, func.__name__) from error
             converts = func.__name__ in _CONVERTS | _LIKE and isinstance(made, Tensor)
             if converts and (made.device, made.dtype) != (stand_in.device, stand_in.dtype):
@@ -129,9 +129,9 @@ class TableStandIn(nn.Parameter):
 
 
 def stand_in(weight: nn.Parameter, table: str) -> TableStandIn:
-    """What takes the place of the weight of a table, which nobody can use any more.
+    """The stand-in for the weight of a table; the weight itself is unusable from now on.
 
-    `in_backward_optimizer_filter` still tells it from others, and no optimizer keeps the weight.
+    `in_backward_optimizer_filter` still recognizes the stand-in, and no optimizer keeps the weight.
     """
     made = TableStandIn(
         torch.empty(weight.shape, dtype=weight.dtype, device="meta"), weight.requires_grad
@@ -146,7 +146,7 @@ def stand_in(weight: nn.Parameter, table: str) -> TableStandIn:
 def _check(
     func: Callable[..., Any], table: str, args: tuple[Any, ...], tensors: list[Tensor]
 ) -> None:
-    """Raise UsageError for a function that takes numbers of a table or changes them."""
+    """Raise UsageError for a function reading or changing numbers of a table."""
     name = func.__name__
     if name in ("__get__", "__set__", "__delete__"):
         of = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -172,7 +172,7 @@ def _check(
 
 
 def _written(args: tuple[Any, ...]) -> Iterator[TableStandIn]:
-    """The stand-ins that a function changes in place."""
+    """The stand-ins changed in place by a function."""
     return (each for each in _tensors_in(args[:1]) if isinstance(each, TableStandIn))
 
 
@@ -187,7 +187,7 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def _named(made: Any, table: str, is_copy: bool) -> Any:
-    """What torch has made of a table, with its name."""
+    """The result of a torch function on a table, with the table's name."""
     if isinstance(made, (tuple, list)) and not isinstance(made, torch.Size):
         return type(made)(_named(part, table, is_copy) for part in made)
     if not isinstance(made, Tensor) or isinstance(made, TableStandIn):
@@ -198,7 +198,7 @@ def _named(made: Any, table: str, is_copy: bool) -> Any:
 
 
 def check_loads(table: str, state: Mapping[str, Any], name: str) -> None:
-    """Raise UsageError where a state_dict of a module has rows of a table under `name`."""
+    """Raise UsageError if a state_dict for a module has rows of a table under `name`."""
     values = state.get(name)
     if isinstance(values, Tensor) and not values.is_meta:
         raise UsageError(
@@ -210,7 +210,7 @@ def check_loads(table: str, state: Mapping[str, Any], name: str) -> None:
 
 
 def check_stays(convert: Callable[[Tensor], Tensor], like: Tensor) -> None:
-    """Raise UsageError where `convert` changes the device or dtype of tensors such as `like`."""
+    """Raise UsageError if `convert` changes the device or dtype of tensors such as `like`."""
     try:
         made = convert(like)
     except Exception as error:
@@ -228,7 +228,7 @@ def _stays(problem: str) -> UsageError:
 
 
 def changes(table: str, how: str) -> UsageError:
-    """The error that rows of a table are changed by other than its optimizer."""
+    """The error for rows of a table changed by anything except the table's optimizer."""
     return UsageError(
         f"table {table} is changed by {how}, and a session keeps its rows",
         otherwise="before the loop over session.steps, give the table an init_fn or call "

@@ -1,4 +1,4 @@
-"""What a session trains, as others must know it: its tables, its module, and how far."""
+"""The training of a session as other parts must know it: tables, module, and number of steps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ecrm.placement.initial_values import FileValues, Initial, Uniform, Values
 from ecrm.session.run import Wanted
 
 KEPT = {"slots": "Session(slots={})", "seed": "Session(seed={})"}
-"""Numbers that must stay when a run goes on, and how they are typed."""
+"""Numbers fixed for a continued run, with the code to type."""
 
 
 def shapes_of(module: nn.Module) -> dict[str, list[int]]:
-    """The shapes of a module's parameters and buffers by name, but for those on the meta device."""
+    """The shapes of a module's parameters and buffers by name, without meta tensors."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: list(tensor.shape) for name, tensor in named if not tensor.is_meta}
 
@@ -31,8 +31,8 @@ def shapes_of(module: nn.Module) -> dict[str, list[int]]:
 def names_of(module: nn.Module) -> dict[str, str]:
     """{name in the state_dict: first name of that parameter or buffer}.
 
-    A tensor has several names in the state_dict where it is in the module more than once. Of
-    tables, which are on the meta device, the first name is left out.
+    A tensor found more than once in the module has several names in the state_dict. The first name
+    of a table, on the meta device, is left out.
     """
     named = [*module.named_parameters(), *module.named_buffers()]
     first = {id(tensor): name for name, tensor in reversed(named)}
@@ -45,7 +45,7 @@ def names_of(module: nn.Module) -> dict[str, str]:
 
 
 def digests_of(named: Mapping[str, Tensor]) -> dict[str, str]:
-    """A digest of each tensor's bytes."""
+    """A digest of each tensor's bytes, by name."""
     return {
         name: hashlib.sha256(bytes_of(tensor).numpy().data).hexdigest()[:16]
         for name, tensor in named.items()
@@ -54,11 +54,11 @@ def digests_of(named: Mapping[str, Tensor]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TrainedModule:
-    """A `Trained` (`ecrm.checkpoint.trained`): what a session wants, and its module's `shapes`.
+    """A `Trained` (`ecrm.checkpoint.trained`): a session's request, and its module's `shapes`.
 
-    `names` are as `names_of` has them. `weights` are digests of what the module, its optimizer and
-    all else begin with, by name. `on` is the GPU that the module is trained on,
-    in words; "" for the CPU.
+    `names` are from `names_of`. `weights` are digests of the initial state of the module, its
+    optimizer and all further objects, by name. `on` is the GPU used for training, in words; "" for
+    the CPU.
     """
 
     wanted: Wanted
@@ -101,7 +101,7 @@ class TrainedModule:
 
     @property
     def _loaded(self) -> dict[str, str]:
-        """The file that holds the rows which no step has updated, if there is one."""
+        """The file with the rows never updated by a step, if any, under the key `loaded`."""
         found = [table.initial for table in self.wanted.tables]
         sources = [initial.source for initial in found if isinstance(initial, FileValues)]
         return {"loaded": sources[0]} if sources else {}
@@ -126,7 +126,7 @@ class TrainedModule:
             raise UsageError(f"{path} is of another model: {differing}: {ANEW}")
 
     def check_data(self, path: Path, said: dict[str, Any]) -> None:
-        """What the script reads is its own business."""
+        """Accept any data: only the script knows the data."""
 
     def check_init(self, path: Path, said: dict[str, Any]) -> None:
         _check_that_it_is_a_session(path, said)
@@ -150,7 +150,7 @@ class TrainedModule:
 
 
 def _beginning(initial: Initial | None) -> list[float] | str | None:
-    """What rows begin as: between two bounds, or in words; None for the default."""
+    """The initial values of rows: two bounds, or words; `None` for the default."""
     if isinstance(initial, Uniform):
         return [initial.low, initial.high]
     if isinstance(initial, Values | FileValues):
@@ -164,16 +164,16 @@ def _check_that_it_is_a_session(path: Path, said: dict[str, Any]) -> None:
 
 
 def without_optimizers(identity: dict[str, Any]) -> dict[str, Any]:
-    """An identity in which tables have no optimizers.
+    """An identity with tables without optimizers.
 
-    They begin as they began: rows that the checkpoint does not have depend on it.
+    Initial values stay: rows missing in the checkpoint depend on the initial values.
     """
     tables = {name: {**table, "optimizer": None} for name, table in identity["table"].items()}
     return {**identity, "table": tables}
 
 
 def begins_otherwise(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
-    """Whether two identities of a table differ by the numbers alone that somebody has put there."""
+    """Whether two identities of a table differ only in initial numbers set by a script."""
     if one is None or one == other or {**one, "begins": other["begins"]} != other:
         return False
     return all(str(table["begins"]).startswith("values ") for table in (one, other))
@@ -182,9 +182,9 @@ def begins_otherwise(one: Mapping[str, Any] | None, other: Mapping[str, Any]) ->
 def differences(
     said: Mapping[str, Any], mine: Mapping[str, Any], there: str = "there", here: str = "here"
 ) -> str:
-    """Tensor by tensor, how the tables and the module of two identities differ; "" if they do not.
+    """Tensor by tensor, the differences of tables and module in two identities; "" if equal.
 
-    `said` is that of a run before, or of another rank.
+    `said` is the identity of an earlier run, or of another rank.
     """
     lines = []
     for kind in ("table", "tensor"):
@@ -199,7 +199,7 @@ def differences(
 
 
 def _in_words(value: Any) -> str:
-    """The shape of a tensor, or a table."""
+    """The shape of a tensor, or a table, in words."""
     if value is None:
         return "missing"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Whole numbers that a script gives: of Python, numpy or torch."""
+"""Whole numbers given by a script: of Python, numpy or torch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from ecrm.errors import UsageError
 
 
 def whole(value: Any, said: str, least: int, otherwise: str = "") -> int:
-    """The number as one of Python's; `said` is how a script says it, such as "Session(slots".
+    """The number as a Python int; `said` is the script's wording, such as "Session(slots".
 
-    Raises UsageError where it is none, or below `least`; `otherwise` ends the latter message.
+    Raises UsageError for anything but a whole number, and below `least`; `otherwise` ends the
+    latter message.
     """
     try:
         number = operator.index(value)

@@ -1,4 +1,4 @@
-"""Processes beside a rank that make things ahead for it."""
+"""Processes beside a rank, making objects for the rank ahead of use."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from ecrm.session.own_frames import own_traceback
 from ecrm.session.parcel import packed_into_memory, unpacked_from_memory
 
 PATIENCE_SECONDS = 600.0
-"""How long a rank waits for one thing that a worker makes."""
+"""The longest wait of a rank for one object from a worker."""
 _END_SECONDS = 5.0
 
 
 class InWorker(Exception):
-    """The traceback of an error in another process, as the cause of the same error here."""
+    """The traceback of an error in a worker, as the cause of the same error in the rank."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class WorkerLost(EcrmError):
-    """A worker has died or hangs. The message says what it was making."""
+    """A worker has died or hangs. The message names the unfinished object."""
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """What making something has failed with: the error, None if pickle cannot carry it."""
+    """The failure of a task: the error, `None` if pickle cannot carry the error."""
 
     error: BaseException | None
     said: str
@@ -64,11 +64,12 @@ class _Failed:
 
 
 class Worker:
-    """One process that makes things, one after the other: `make(task)` for each task it is given.
+    """One process making objects, one after the other: `make(task)` for each task.
 
-    It is a fork of this one, made at once: `make` may be anything, and use what there is here, but
-    for the memory of `lazy_zeros`. Files that are open for reading have places of their own in it.
-    It ends when the thread that has made it does, however that ends. Torch has one thread in it.
+    The worker is a fork of the present process, made at once: `make` may be any function, and may
+    use all objects of the process, except the memory of `lazy_zeros`. Files open for reading have
+    positions of their own in the worker. The worker ends when the thread that made the worker
+    ends, for any reason. Torch has one thread in the worker.
     """
 
     def __init__(self, make: Callable[[Any], Any], name: str, others: Iterable[Worker] = ()):
@@ -85,20 +86,20 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """How many things it was asked for and has not given."""
+        """The number of tasks sent and not yet answered."""
         return len(self._tasks)
 
     def ask(self, task: Any) -> None:
-        """Have it make something: `answer` gives it, in order of asking."""
+        """Send a task: `answer` gives the results in order of asking."""
         self._tasks.append(task)
-        with contextlib.suppress(OSError):  # it is dead, and `answer` says so
+        with contextlib.suppress(OSError):  # the worker is dead, and `answer` says so
             self._link.send(task)
 
     def answer(self, patience: float = PATIENCE_SECONDS) -> Any:
-        """Wait for the next thing that it was asked for.
+        """Wait for the result of the oldest open task.
 
-        Raises what `make` has raised, with the traceback from there as its cause, and WorkerLost
-        where the worker dies or takes longer than `patience` seconds.
+        Raises the error of `make`, with the worker's traceback as its cause, and WorkerLost if the
+        worker dies or takes longer than `patience` seconds.
         """
         try:
             if not self._link.poll(patience):
@@ -121,7 +122,7 @@ class Worker:
         return made
 
     def _death(self) -> str:
-        """How it has died, in words."""
+        """The death of the worker, in words."""
         self._process.join(_END_SECONDS)
         code = self._process.exitcode
         if code is None or code >= 0:
@@ -131,7 +132,7 @@ class Worker:
         return f"was killed by {name}{short}"
 
     def close(self) -> None:
-        """End it. Nobody may be waiting for an answer."""
+        """Kill the worker. No thread may be waiting for an answer."""
         self._process.kill()
         self._process.join(_END_SECONDS)
         self._link.close()
@@ -140,7 +141,7 @@ class Worker:
 def _work(make: Callable[[Any], Any], link: Connection, close: list[Connection], rank: int) -> None:
     when_parent_ends(signal.SIGKILL)
     if os.getppid() != rank:
-        os._exit(1)  # it died before the line above
+        os._exit(1)  # the rank died before the line above
     for other in close:
         other.close()
     try:
@@ -148,12 +149,12 @@ def _work(make: Callable[[Any], Any], link: Connection, close: list[Connection],
     except UsageError as error:
         told = _Failed.of(error)
         make = lambda task: told.raise_it()  # noqa: E731
-    gc.freeze()  # a collection would copy every page of what is shared with the rank
-    torch.set_num_threads(1)  # OpenMP waits for ever for the threads of before the fork
+    gc.freeze()  # a collection would copy every page shared with the rank
+    torch.set_num_threads(1)  # OpenMP waits forever for threads from before the fork
     while True:
         try:
             task = link.recv()
-        except (EOFError, OSError):  # the rank has gone, and this process will be killed
+        except (EOFError, OSError):  # the rank is gone, and the worker will be killed
             return
         memory = _made(make, task)
         with contextlib.suppress(OSError):
@@ -166,10 +167,10 @@ def _work(make: Callable[[Any], Any], link: Connection, close: list[Connection],
 
 
 def _open_files_anew() -> None:
-    """Open each file again that may be read: a fork shares the place with its parent.
+    """Open every readable file again: a fork shares the file positions of its parent.
 
-    Two processes that read by seek and read would else get what lies at the other's place. What
-    both print to stays shared. Raises UsageError for a file that cannot be opened again.
+    Otherwise a seek in one process would move the position of the other process. Files behind
+    stdout and stderr stay shared. Raises UsageError for a file impossible to open again.
     """
     left = {None, _file(1), _file(2)}
     for name in os.listdir("/proc/self/fd"):
@@ -193,7 +194,7 @@ def _open_files_anew() -> None:
 
 
 def _file(descriptor: int) -> tuple[int, int] | None:
-    """What tells a regular file from others; None for anything else, and for what is closed."""
+    """Device and inode of an open regular file; `None` for any other or closed descriptor."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -202,7 +203,7 @@ def _file(descriptor: int) -> tuple[int, int] | None:
 
 
 def _made(make: Callable[[Any], Any], task: Any) -> int:
-    """What a task has come to, packed."""
+    """The result or failure of a task, packed into memory."""
     try:
         made = make(task)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""What a run of the built-in trainer says at its start and at its end."""
+"""The words of the built-in trainer's run at its start and at its end."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ecrm.rank.announce import start_in_words as any_start_in_words
 
 
 def own_fields(config: Config) -> dict[str, Any]:
-    """What `start_fields` has of the built-in model."""
+    """The fields of the built-in model in `start_fields`."""
     return {"dense_arch": resolve_dense_arch(config.model.dense_arch)}
 
 
 def start_in_words(
     config: Config, protection: Protection, fields: dict[str, Any], steps: int
 ) -> str:
-    """What begins, in one line; `fields` are those of `start_fields`."""
+    """The start of a run, in one line; `fields` are from `start_fields`."""
     trained = f"{counted(steps, 'step')} of {counted(config.train.global_batch, 'sample')}"
     arch = f"dense arch {fields['dense_arch']}, "
     return any_start_in_words(config, protection, fields, trained, arch)
 
 
 def pace(summary: dict[str, Any] | None) -> str:
-    """How fast the steps of a run were, and how good its model is; "" without a summary."""
+    """The speed of a run, and the quality of its model, in words; "" without a summary."""
     if summary is None:
         return ""
     auc = "-" if summary["eval_auc"] is None else f"{summary['eval_auc']:.4f}"

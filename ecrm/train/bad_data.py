@@ -1,4 +1,4 @@
-"""What becomes of a run when a rank cannot read its training data: all look at the same rows."""
+"""The check after a rank cannot read its training data: all ranks read the same rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ecrm.transport.message import tensors
 
 
 class Readings:
-    """One rank's part in finding out whether the data is bad or only this rank's view of it.
+    """One rank's part in finding out whether the data is bad everywhere or only on the rank.
 
-    The rank that meets a DataError interrupts the step, which brings every rank into a recovery
-    with nobody dead; after such a recovery all `compare`. So nothing is added to a step in which
-    all is well, or to a recovery from a death.
+    A rank with a DataError interrupts the step, and every rank enters a recovery without a dead
+    rank. After such a recovery all ranks `compare`. So steps without errors, and recoveries from a
+    death, need no extra work.
     """
 
     def __init__(self, engine: Engine, dataset: CriteoDataset) -> None:
@@ -23,7 +23,7 @@ class Readings:
         self._mine: DataError | None = None
 
     def failed(self, error: DataError) -> None:
-        """This rank has met an error: bring all ranks back to the commit.
+        """After an error on the present rank: bring all ranks back to the commit.
 
         Raises Unrecoverable as recoveries do.
         """
@@ -32,11 +32,11 @@ class Readings:
         self._engine.recovery.recover("it cannot make sense of its data")
 
     def compare(self) -> None:
-        """Collective, after a recovery that a rank with an error began: read its rows on all ranks.
+        """Collective, after a recovery begun for an error: read the failed rows on all ranks.
 
-        If they are bad everywhere, raises DataError with the `speaker` that is to say so, on all
-        ranks; if not, raises DataError on those ranks alone that cannot read what others can.
-        Raises StepAborted after a failure.
+        If the rows are bad on all ranks, raises DataError on all ranks, with the `speaker` to
+        report the error. Otherwise raises DataError only on ranks unable to read the rows. Raises
+        StepAborted after a failure.
         """
         error = self._read(self._rows_in_doubt())
         bad = self._share(torch.tensor([int(error is not None)]))
@@ -48,7 +48,7 @@ class Readings:
         raise error
 
     def _rows_in_doubt(self) -> tuple[int, int]:
-        """The rows, from and to, that the lowest rank in trouble could not read."""
+        """The rows, from and to, unreadable on the lowest rank in trouble."""
         mine = () if self._mine is None else self._mine.rows
         asked = [
             answer

@@ -1,4 +1,4 @@
-"""One rank's engine, as a config describes it."""
+"""One rank's engine, built from a config."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ DENSE_FEATURES = 13
 
 
 def dense_of(engine: Engine) -> FlatDenseReplica:
-    """The dense replica of a rank that holds one."""
+    """The dense replica of a dense holder."""
     dense = engine.state.dense
     assert dense is not None
-    return cast(FlatDenseReplica, dense)  # as `build_engine` makes it
+    return cast(FlatDenseReplica, dense)  # made by `build_engine`
 
 
 def spaces_of(config: Config, dataset: CriteoDataset) -> tuple[RowSpace, ...]:
@@ -60,9 +60,9 @@ def build_engine(
     allocate: Allocate = lazy_zeros,
     rows_seed: int | None = None,
 ) -> Engine:
-    """This rank's engine at step 0, roles being as in `view`.
+    """The engine of a rank at step 0, with the roles in `view`.
 
-    `rows_seed` is that of rows which no step has updated, train.seed by default.
+    `rows_seed` is the seed of rows never updated by a step, train.seed by default.
     """
     model, train = config.model, config.train
     arch, backend = resolve_dense_arch(model.dense_arch), resolve_backend(config.storage.backend)

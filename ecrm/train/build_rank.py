@@ -26,7 +26,7 @@ def build_rank(
     stop: StopSignals,
     waiting: Callable[[str], None],
 ) -> Rank:
-    """Collective: this rank with its tables, as `ecrm.rank.build_rank` builds it."""
+    """Collective: the rank with its tables, as from `ecrm.rank.build_rank`."""
 
     def make_engine(transport: Transport, hooks: Hooks, allocate: Allocate) -> Engine:
         return build_engine(

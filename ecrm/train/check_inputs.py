@@ -1,4 +1,4 @@
-"""What the ranks of the built-in trainer check before anything else: their number, data, config."""
+"""The first checks of the built-in trainer's ranks: number of ranks, data, config."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ALIKE = Alike(
     {"data": "other data"},
     "copy the prepared data and the config to every host",
 )
-_OF_DATA = ("rows", "tables", "files")  # of the manifest; the sources may have had other names
+_OF_DATA = ("rows", "tables", "files")  # of the manifest; names of sources may differ
 
 
 def check_inputs(transport: Transport, config: Config) -> CriteoDataset:
-    """Collective: open the data, and use the kernels that the config names.
+    """Collective: open the data, and use the kernels named by the config.
 
-    Raises UsageError and DataError, on every rank, where one rank cannot, or has another config or
-    other data than most.
+    Raises UsageError and DataError, on every rank, if a rank cannot, or has a config or data
+    different from most ranks.
     """
     started = len(transport.live)
     dataset: CriteoDataset
@@ -41,7 +41,7 @@ def check_inputs(transport: Transport, config: Config) -> CriteoDataset:
 
 
 def _open(started: int, config: Config) -> tuple[CriteoDataset, int]:
-    """The data and the number of steps, where `started`, the number of ranks, is what it must be.
+    """The data and the number of steps; checks `started`, the number of ranks.
 
     Raises UsageError and DataError.
     """
@@ -58,5 +58,5 @@ def _open(started: int, config: Config) -> tuple[CriteoDataset, int]:
 
 
 def given(host: str, config: Config, manifest: Mapping[str, Any], steps: int) -> Given:
-    """What a rank has, by its config and by the `manifest` of its dataset."""
+    """A rank's `Given`: its config, and its data by the `manifest` of the dataset."""
     return given_of(host, config, steps, data={name: manifest[name] for name in _OF_DATA})

@@ -26,11 +26,11 @@ from ecrm.transport.message import tensors
 class Evaluation:
     """Area under the ROC curve and log loss over the held-out samples.
 
-    Both are None where undefined, as with a logit that is not finite.
+    `auc` and `log_loss` are `None` if undefined, as with a nonfinite logit.
 
-    `auc` is within `auc_error` of the exact one: see `Histogram.auc`. `train_loss` is the sum of
-    the mean losses of all steps trained so far. `not_finite` is the lowest slot with a logit that
-    is not finite, and where that began.
+    `auc` is within `auc_error` of the exact area: see `Histogram.auc`. `train_loss` is the sum of
+    the mean losses of all steps trained so far. `not_finite` is the lowest slot with a nonfinite
+    logit, and the origin of the nonfinite value in words.
     """
 
     samples: int
@@ -42,7 +42,7 @@ class Evaluation:
 
 
 class _Scores:
-    """What one rank's slots have scored: a histogram of all, and each slot's sum of losses.
+    """The scores of one rank's slots: a histogram of all slots, and a sum of losses per slot.
 
     The counts of the histogram add up in any order.
     """
@@ -54,7 +54,7 @@ class _Scores:
     def add(self, slot: int, labels: Tensor, logits: Tensor) -> bool:
         """Count a slot's next batch; returns whether all logits are finite.
 
-        A logit that is not finite makes the slot's loss NaN.
+        A nonfinite logit makes the slot's loss NaN.
         """
         target, scores = labels.numpy(), logits.numpy()
         loss, finite = float("nan"), bool(torch.isfinite(logits).all())
@@ -65,7 +65,7 @@ class _Scores:
         return finite
 
     def message(self) -> list[Tensor]:
-        """All of it as four tensors, none where nothing was scored."""
+        """The scores as four tensors; no tensors without scores."""
         if not self._losses:
             return []
         places, counts = map(torch.from_numpy, self._histogram.export())
@@ -77,7 +77,7 @@ class _Scores:
         ]
 
     def merge(self, message: list[Tensor]) -> None:
-        """Add another rank's message."""
+        """Add the message of a rank."""
         places, counts, slots, losses = message
         self._histogram.merge(places.numpy(), counts.numpy())
         self._losses.update(zip(slots.tolist(), losses.tolist(), strict=True))
@@ -95,10 +95,10 @@ def evaluate(
 ) -> Evaluation:
     """Collective: score the whole held-out split; every rank gets the same result.
 
-    The result depends on the model and the slots alone, to the bit, not on who runs them; while a
-    stand-in answers for shards that are away, on what its ranks have seen of them, too. Raises
-    StepAborted after a failure, StopAgreed when a rank asks to stop, and then has no effect: the
-    next evaluation starts from the split's first row.
+    The result depends only on the model and the slots, to the bit, not on the ranks of the slots.
+    While a stand-in answers for shards away, the result also depends on the rows seen by the
+    stand-in's ranks. Raises StepAborted after a failure and StopAgreed if a rank asks to stop; the
+    call then has no effect, and the next evaluation starts from the split's first row.
     """
     slots = len(engine.view.slots)
     scores, troubles = _Scores(), {}

@@ -1,4 +1,4 @@
-"""When a run evaluates its model, what follows from it, and whether training ends early."""
+"""The evaluations of a run: due steps, consequences, and an early end of training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ecrm.train.progress import Progress
 
 
 class Evaluator:
-    """Evaluates an engine's model; every live rank runs one and calls the same methods.
+    """Evaluates an engine's model; every live rank has an Evaluator and calls the same methods.
 
-    `tell(fields)` gets the events. `last` is the last evaluation. `ended_early` says why no more
-    steps are to be trained, as the event of that name has it; None where they are.
+    `tell(fields)` gets the events. `last` is the last evaluation. `ended_early` has the fields of
+    the event of the same name, with the reason to end training; `None` while training goes on.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Evaluator:
         self.ended_early: dict[str, Any] | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether the model is to be evaluated after `step` steps, and has not been."""
+        """Whether the model is still to be evaluated after `step` steps."""
         every = self._config.train.eval_every_steps
-        within = 0 < step < self._steps  # the end evaluates by itself
+        within = 0 < step < self._steps  # the end of training evaluates anyway
         return bool(every) and within and step % every == 0 and step != self._evaluated_at
 
     def do(self) -> bool:
@@ -56,14 +56,14 @@ class Evaluator:
         return self.ended_early is not None
 
     def went_back(self) -> None:
-        """After StepAborted: ranks may differ in whether they had finished evaluating."""
+        """After StepAborted: forget the last evaluation, finished perhaps on some ranks only."""
         self._evaluated_at, self.ended_early = 0, None
 
     def evaluate(self, keep: bool = True) -> Evaluation:
-        """Collective: evaluate now, tell of it, and `keep` the model if it is the best so far.
+        """Collective: evaluate now, report the result, and `keep` the model if the best so far.
 
-        Raises NotFinite on every rank where the log loss is not finite and that ends the run,
-        StepAborted after a failure.
+        Raises NotFinite on every rank if a nonfinite log loss ends the run, and StepAborted after a
+        failure.
         """
         engine = self._engine
         stand_in = engine.state.protection.stand_in
@@ -88,7 +88,7 @@ class Evaluator:
         return result
 
     def _judge(self, result: Evaluation, keep: bool) -> None:
-        """Collective: keep the best model, tell of overfitting, and decide whether to go on."""
+        """Collective: keep the best model, report overfitting, and decide whether to go on."""
         history, step = self._history, self._engine.step
         history.add(step, result)
         self.last, self.ended_early = result, None

@@ -1,4 +1,4 @@
-"""Where in the forward of a slot the first NaN or infinity appeared."""
+"""The origin of the first NaN or infinity in the forward of a slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ecrm.transport.gpu_copies import on_host
 
 
 def origin(module: nn.Module, batch: SlotBatch, values: Tensor, space: RowSpace) -> str:
-    """What is not finite first in the forward of a slot, in words; changes nothing.
+    """The first nonfinite part in the forward of a slot, in words; changes nothing.
 
     `values` are the rows of the slot, [U, D]. Batch and values are on the module's device.
     """
@@ -28,7 +28,7 @@ def origin(module: nn.Module, batch: SlotBatch, values: Tensor, space: RowSpace)
 
 
 def _layer(module: nn.Module, batch: SlotBatch, values: Tensor) -> str:
-    """The first layer whose output is not finite; empty where all are."""
+    """The first layer with a nonfinite output; "" if all outputs are finite."""
     found: list[str] = []
 
     def look(name: str) -> Callable[[nn.Module, object, Tensor], None]:

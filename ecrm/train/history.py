@@ -1,4 +1,4 @@
-"""The evaluations of a run: which is the best, whether there is gain, whether it overfits."""
+"""The evaluations of a run: the best evaluation, gain since, and overfitting."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from ecrm.train.evaluate import Evaluation
 
 FALLS = 3
-"""Evaluations in a row with a falling AUC that are worth a warning."""
+"""The number of successive falls of the AUC worth a warning."""
 
 
 @dataclass(frozen=True)
 class Measured:
     """An evaluation after `step` steps: AUC, log loss, the sum of the steps' mean training losses.
 
-    None is what was undefined: the AUC of one class, or what is not finite.
+    `None` is an undefined value: the AUC of one class, or a nonfinite value.
     """
 
     step: int
@@ -28,9 +28,9 @@ class Measured:
 class History:
     """Evaluations in the order of their steps.
 
-    They depend on the model alone, whatever died on the way. `by` is `auc` or `logloss`, what tells
-    the better of two. `entries`, as `to_json` gave them, are those of a run that this one goes on
-    with.
+    The evaluations depend on the model alone, not on deaths. `by` is `auc` or `logloss`, the
+    measure for comparing evaluations. `entries`, from `to_json`, are the evaluations of the run to
+    be continued.
     """
 
     def __init__(self, by: str = "auc", entries: Iterable[list[float | None]] = ()) -> None:
@@ -41,13 +41,13 @@ class History:
             self._keep(Measured(int(step), *rest))
 
     def add(self, step: int, evaluation: Evaluation) -> None:
-        """The evaluation after `step` steps; later ones are dropped, as those steps come again."""
+        """Add the evaluation after `step` steps; drop evaluations of the same and later steps."""
         self._all = [measured for measured in self._all if measured.step < step]
         total = evaluation.train_loss if math.isfinite(evaluation.train_loss) else None
         self._keep(Measured(step, evaluation.auc, evaluation.log_loss, total))
 
     def _keep(self, measured: Measured) -> None:
-        """An evaluation counts where what tells the better of two is defined."""
+        """Keep an evaluation with a defined value of the compared measure."""
         if self._value(measured) is not None:
             self._all.append(measured)
 
@@ -55,27 +55,27 @@ class History:
         return measured.auc if self._by == "auc" else measured.log_loss
 
     def to_json(self, below: int) -> list[list[float | None]]:
-        """The evaluations before step `below`, for `entries` of the run that begins there."""
+        """The evaluations before step `below`, for `entries` of the run beginning there."""
         return [[m.step, m.auc, m.log_loss, m.train_loss] for m in self._all if m.step < below]
 
     @property
     def best(self) -> Measured | None:
-        """The first of the best evaluations, None where there is none."""
+        """The first of the best evaluations, `None` without evaluations."""
         return max(self._all, key=self._merit, default=None)
 
     def _merit(self, measured: Measured) -> float:
         value = self._value(measured)
-        assert value is not None  # or it would not have been kept
+        assert value is not None  # `_keep` drops undefined values
         return value if self._by == "auc" else -value
 
     @property
     def without_gain(self) -> int:
-        """How many evaluations there were since the best."""
+        """The number of evaluations since the best."""
         best = self.best
         return 0 if best is None else sum(one.step > best.step for one in self._all)
 
     def in_words(self, measured: Measured) -> str:
-        """An evaluation by what counts of it."""
+        """An evaluation in words, by the compared measure."""
         value = (
             f"auc {measured.auc:.4f}" if self._by == "auc" else f"log loss {measured.log_loss:.4f}"
         )
@@ -83,10 +83,10 @@ class History:
 
     @property
     def overfit(self) -> tuple[Measured, Measured] | None:
-        """(the evaluation before, the last) where the model has begun to overfit, else None.
+        """(the evaluation before the falls, the last) at the beginning of overfitting, else `None`.
 
-        That is where the AUC has just fallen the FALLS-th time in a row while the training loss
-        fell.
+        Overfitting begins when the AUC has just fallen the FALLS-th time in a row while the
+        training loss fell.
         """
         measured = [one for one in self._all if one.auc is not None]
         areas = [one.auc for one in measured if one.auc is not None]
@@ -101,7 +101,7 @@ class History:
 
 
 def _training_losses(evaluations: Iterable[Measured]) -> list[float | None]:
-    """The mean training loss of the steps before each evaluation, since the one before it."""
+    """The mean training loss of the steps between each evaluation and the evaluation before."""
     means: list[float | None] = []
     step = 0
     total: float | None = 0.0

@@ -41,7 +41,7 @@ def train(job: Job, guarded: Guarded, stop: StopSignals) -> NoReturn:
 
 
 def _run(transport: Transport, job: Job, stop: StopSignals) -> int:
-    """Collective: all of a run. Returns 0 once it is complete, or has stopped when asked to."""
+    """Collective: the whole run. Returns 0 for a complete run or a stop on request, else 1."""
 
     def say_on_first(line: str) -> None:
         if transport.rank == transport.live[0]:
@@ -76,7 +76,7 @@ def _run(transport: Transport, job: Job, stop: StopSignals) -> int:
         lambda summary, unkept: tell_end(run, rank, summary, unkept, pace(summary)),
     )
     gc.collect()
-    # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
+    # a garbage collection through all objects of torch stops every rank for 0.1 to 0.4 s
     gc.freeze()
     rank.standstill.watch(rank.engine)
     try:
@@ -88,7 +88,7 @@ def _run(transport: Transport, job: Job, stop: StopSignals) -> int:
 
 
 def _tell_start(run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str, Any]) -> None:
-    """The run begins."""
+    """Report the start of the run."""
     rank.reporter.started(
         {**fields, "failures_left": rank.engine.state.failures_left},
         start_in_words(run.config, cluster.protection, fields, run.start.steps),

@@ -1,4 +1,4 @@
-"""What a run keeps as it goes: the history of its evaluations, and checkpoints."""
+"""The records kept by a run: the history of its evaluations, and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ecrm.train.history import History
 
 @dataclass(frozen=True)
 class Kept:
-    """The evaluations of a run so far, and what writes its checkpoints, None where it has none."""
+    """The evaluations of a run so far, and its `Checkpoints`, `None` if the run writes none."""
 
     history: History
     checkpoints: Checkpoints | None
 
 
 def keep(run: ClaimedRun, rank: Rank) -> Kept:
-    """Collective: begin to keep what the checkpoint that was loaded, if any, goes on with."""
+    """Collective: begin the records of a run, continuing the loaded checkpoint, if any."""
     loaded = run.durable.loaded
     history = _history(run, loaded)
     return Kept(history, _checkpoints(run, rank, loaded, history))
 
 
 def _goes_on_measured(run: ClaimedRun, loaded: Checkpoint) -> bool:
-    """Whether the evaluations in a checkpoint are of the samples that this run holds out."""
+    """Whether the evaluations in a checkpoint used the samples held out by the run."""
     return all(
         loaded.manifest.identity.get(key) == run.start.identity[key] for key in ("data", HELD_OUT)
     )

@@ -1,4 +1,4 @@
-"""What the end of the built-in trainer's run says of it: samples, losses, the last evaluation."""
+"""The built-in trainer's fields at the end of a run: samples, losses, the last evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrm.train.evaluator import Evaluator
 
 
 class LastWords:
-    """The last evaluation of a run, and what of it is in the summary."""
+    """The last evaluation of a run, and its fields in the summary."""
 
     def __init__(self, engine: Engine, evaluator: Evaluator, global_batch: int) -> None:
         self._engine, self._evaluator, self._global_batch = engine, evaluator, global_batch

@@ -1,8 +1,7 @@
 """Progress of the built-in trainer: loss and AUC of the steps since the last progress step.
 
-They are those of all slots, made from the notes that slots leave on each step
-(`ecrm/engine/step_log.py`). So they depend on the steps finished alone, not on who reports or who
-died.
+Loss and AUC are of all slots, from the notes of slots on each step (`ecrm/engine/step_log.py`). So
+both depend only on the finished steps, not on the reporter or on deaths.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from ecrm.metrics import auc
 from ecrm.rank.progress import MOST_FINISHED, Measured, StepProgress, Tell, window_start
 
 MOST_SCORED = 1 << 18
-"""Most samples that the AUC of a progress step looks back on, though at least one step's.
+"""Most samples in the AUC of a progress step, but at least the samples of one step.
 
-It bounds what holders of the dense replica keep.
+The limit bounds the memory of dense holders.
 """
 
 
 def note_of(loss: Tensor, logits: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
     """A slot's note on a step, uint8 [N].
 
-    It holds the slot's share of the mean `loss`, float32 [1]. Where they are given it also holds
-    `logits`, float32 [B], and `labels`, [B], of its B samples.
+    The note holds the slot's share of the mean `loss`, float32 [1], and, if given, `logits`,
+    float32 [B], and `labels`, [B], of the slot's B samples.
     """
     parts = [loss.view(torch.uint8)]
     if logits is not None and labels is not None:
@@ -38,17 +37,17 @@ def note_of(loss: Tensor, logits: Tensor | None = None, labels: Tensor | None = 
 
 
 def read_note(note: Tensor) -> tuple[float, np.ndarray, np.ndarray]:
-    """Loss, logits and labels of a note; both empty where it has none."""
+    """Loss, logits and labels of a note; a note without scores gives empty logits and labels."""
     raw = note.numpy()
     scores = 4 + (len(raw) - 4) // 5 * 4
     return float(raw[:4].view(np.float32)[0]), raw[4:scores].view(np.float32), raw[scores:]
 
 
 def measure(log: StepLog, first: int, step: int, look_back: int) -> dict[str, Any]:
-    """Measures of the steps from `first` up to `step`, without it, as far as they are in the log.
+    """Measures of the steps from `first` up to `step`, without `step`, as far as in the log.
 
-    `loss` is the mean log loss of these steps, `window` their number, and `auc` the AUC of the last
-    `look_back` of them.
+    `loss` is the mean log loss of the steps found, `window` the number of steps found, and `auc`
+    the AUC of the last `look_back` steps.
     """
     losses, logits, labels = [], [], []
     for known in range(first, step):
@@ -74,9 +73,9 @@ class Progress(StepProgress):
         self._look_back = max(1, MOST_SCORED // global_batch)
 
     def note(self, step: int, loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """What a slot notes of a step, as `note_of` makes it.
+        """A slot's note on a step, as from `note_of`.
 
-        It has no scores where no AUC will look back on the step.
+        The note has no scores if no AUC will look back on the step.
         """
         soonest = [window_start(step + 1, self._every) + MOST_FINISHED, self._steps]
         if self._every:
@@ -95,7 +94,7 @@ class Progress(StepProgress):
 
     def measured(self, engine: Engine, first: int) -> Measured:
         step = engine.step
-        # a rank that becomes a holder gets another log
+        # a new dense holder gets a new log
         return lambda: measure(engine.state.log, first, step, self._look_back)
 
     def in_words(self, fields: dict[str, Any], window: int) -> str:

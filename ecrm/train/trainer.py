@@ -1,4 +1,4 @@
-"""The training of one rank of the built-in model: what it does with the slots of a run's loop."""
+"""The training of the built-in model on one rank: the work on the slots of a run's loop."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ class CriteoBatches:
         self._offsets = torch.tensor(engine.state.spaces[0].offsets)
 
     def batch(self, step: int, slot: int) -> SlotBatch:
-        """The batch of a slot in a step. Raises DataError where it cannot be read."""
+        """The batch of a slot in a step. Raises DataError for unreadable data."""
         dense, ids, labels = self._dataset.batch_for(
             step - self._began, slot, len(self._engine.view.slots), self._global_batch
         )
         return SlotBatch.of(dense, ids, labels, self._offsets)
 
     def rows(self, batch: SlotBatch) -> Sequence[Tensor]:
-        """The unique rows that it uses, int64 [U], of the one row space."""
+        """The unique rows used by the batch, int64 [U], of the one row space."""
         return [batch.rows]
 
     def went_back(self) -> bool:
-        """They stay as they are."""
+        """Earlier batches are still good."""
         return True
 
 
 class Trainer:
-    """Drives an engine over a dataset; every live rank runs one and calls the same methods.
+    """Drives an engine over a dataset; every live rank has a Trainer and calls the same methods.
 
-    `tell` gets this rank's `Progress`, `event(fields)` what happens; `asked()` is the signal that
-    asks it to stop, None before. `told(summary, unkept)` is called once the run is over.
+    `tell` gets the rank's `Progress`, `event(fields)` gets the events; `asked()` is the signal
+    asking the rank to stop, `None` before. `told(summary, unkept)` is called once the run is over.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Trainer:
     ) -> None:
         self._engine, self._told = engine, told
         self.stopped = False
-        """Whether the run has ended because it was asked to stop."""
+        """Whether the run has ended on a request to stop."""
         self._global_batch = config.train.global_batch
         watch = watch or FiniteWatch(stop=True, window=1, tell=lambda fields: None)
         self._progress = Progress(steps, self._global_batch, config.train.log_every_steps, tell)
@@ -118,11 +118,11 @@ class Trainer:
         )
 
     def run(self) -> dict[str, Any] | None:
-        """Train to the end, whatever dies on the way; the summary on the reporter, None elsewhere.
+        """Train to the end, whatever dies; returns the summary on the reporter, `None` elsewhere.
 
-        None on every rank when one was asked to stop. Raises Unrecoverable on every rank when too
-        much is lost, NotFinite when a loss is not, DataError as `Readings.compare` does, EcrmError
-        when no rank can write the run folder, and what `told` raises.
+        Returns `None` on every rank after a request to stop. Raises Unrecoverable on every rank if
+        too much is lost, NotFinite for a nonfinite loss, DataError as `Readings.compare` does,
+        EcrmError if no rank can write the run folder, and the errors of `told`.
         """
         self._progress.restart_clock()
         try:
@@ -137,7 +137,7 @@ class Trainer:
         self._told(summary, unkept)
 
     def _compute(self, parts: Sequence[SlotStep[SlotBatch]]) -> None:
-        """Forward of all slots, then backward."""
+        """Run the forward of all slots, then the backward."""
         engine = self._engine
         forwards = []
         for part in parts:
