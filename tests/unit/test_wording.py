@@ -1,110 +1,118 @@
-"""Sentences name their nouns: the share of pro-forms in docstrings, comments and pages.
+"""Numbers with their nouns come from one helper; the texts say what protections have done."""
 
-A pro-form is a word that stands for a noun, such as `what`, `those` or `it`. Text in backticks, in
-code blocks, tables and headings is not counted.
-"""
+from __future__ import annotations
 
-import ast
-import io
 import re
-import tokenize
-from pathlib import Path
+import subprocess
 
 import pytest
 
+from ecrm.base.wording import counted, duration, named
+from ecrm.config import load_config
+from ecrm.protection import make_protection
+from ecrm.protection.base import VerifyReport
+from ecrm.rank.reporter import Reporter
+from ecrm.run.run_folder import RunFolder
 from support.paths import ROOT
 
-PRO_FORMS = frozenset(
-    [
-        "what",
-        "which",
-        "whose",
-        "whoever",
-        "whatever",
-        "whichever",
-        "it",
-        "its",
-        "they",
-        "them",
-        "their",
-        "those",
-        "these",
-        "that",
-        "this",
-        "one",
-        "ones",
-        "other",
-        "others",
-        "such",
-        "there",
-        "here",
-        "where",
-        "so",
-        "each",
-        "both",
-        "none",
-        "nobody",
-        "another",
+
+def test_one_and_many():
+    assert [counted(n, "row") for n in (0, 1, 2, 1024)] == [
+        "0 rows",
+        "1 row",
+        "2 rows",
+        "1,024 rows",
     ]
-)
-LIMITS = {
-    # of the words in percent, and of "what" in 1,000 words. To reach: 7 and 2, the README 5.
-    "README": (5.0, 2.0),
-    "docstrings and comments": (10.0, 8.6),
-    "pages": (10.1, 5.8),
-}
+    assert [counted(n, "recovery", "recoveries") for n in (1, 2)] == ["1 recovery", "2 recoveries"]
+    assert named("rank", [3]) == "rank 3" and named("rank", (3, 5)) == "ranks 3, 5"
 
 
-def of_python(path: Path) -> str:
-    """The docstrings and comments of a file."""
-    source = path.read_text()
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+def test_nobody_makes_plurals_by_hand():
+    files = [path for path in (ROOT / "ecrm").rglob("*.py") if path.name != "wording.py"]
     found = [
-        ast.get_docstring(node) or ""
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, documented)
+        (path.name, line)
+        for path in files
+        for line in path.read_text().splitlines()
+        if re.search(r"""['"]s['"] if """, line)
     ]
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    found += [token.string[1:] for token in tokens if token.type == tokenize.COMMENT]
-    return "\n".join(found)
+    assert not found
 
 
-def of_page(path: Path) -> str:
-    """The sentences of a page."""
-    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
-    apart = ("    ", "|", "#", "<!--", "![", ">")
-    lines = [line for line in text.splitlines() if not line.startswith(apart)]
-    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", "\n".join(lines))
-
-
-def texts(part: str) -> list[str]:
-    if part == "README":
-        return [of_page(ROOT / "README.md")]
-    if part == "pages":
-        pages = (path for path in (ROOT / "docs").rglob("*.md") if "reference" not in path.parts)
-        return [of_page(path) for path in (*pages, ROOT / "CONTRIBUTING.md")]
-    folders = (ROOT / "ecrm", ROOT / "kernels")
-    files = {path.resolve() for folder in folders for path in folder.rglob("*.py")}
-    return [of_python(path) for path in sorted(files)]
-
-
-def measure(found: list[str]) -> tuple[float, float]:
-    """Pro-forms in percent, and "what" in 1,000 words."""
-    text = re.sub(r"`[^`]*`", "X", "\n".join(found)).lower()
-    words = re.findall(r"[a-z][a-z']*", text)
-    return (
-        100 * sum(word in PRO_FORMS for word in words) / len(words),
-        1000 * words.count("what") / len(words),
+def test_lines_of_a_run_count_right():
+    reporter = Reporter(RunFolder(None), {}, 1)
+    fields = {
+        "shards": [1],
+        "rebuild_seconds": 1.0,
+        "rebuilt_bytes": 5,
+        "on_demand_rows": 1,
+        "failures_left": 1,
+    }
+    assert "(5 bytes, 1 row on demand)" in reporter._rebuilt(fields)
+    assert "which redoes 1 step: " in reporter._rolled_back(
+        {"step": 4, "from_step": 5, "seconds": 0.1, "why": ""}
+    )
+    assert "(full): 1 row, " in reporter._checkpoint(
+        {"step": 1, "kind": "full", "rows": 1, "bytes": 9, "seconds": 1.0, "stall_seconds": 1.0}
     )
 
 
-@pytest.mark.parametrize("part", LIMITS)
-def test_sentences_name_their_nouns(part):
-    most, most_what = LIMITS[part]
-    share, what = measure(texts(part))
-    assert share <= most, f"{share:.1f} % of the words are pro-forms: name the things"
-    assert what <= most_what, f'"what" comes {what:.1f} times in 1,000 words: name the things'
+@pytest.mark.parametrize(
+    "name, line",
+    [
+        ("erasure", "parity: 1 stripe encoded again, 0 wrong"),
+        ("chain", "copies: 1 row compared, 0 wrong"),
+        ("replicate", "copies: 1 row compared, 0 wrong"),
+    ],
+)
+def test_what_was_compared_goes_by_the_protection(name, line):
+    protection = make_protection(
+        load_config("tiny", ["data.path=data", f"protection.name={name}"]), None, None
+    )
+    assert protection.redundancy and protection.verified_in_words(VerifyReport(1, 0)) == line
 
 
-def test_the_measure_counts_pro_forms():
-    assert measure(["What it says of `what`."]) == (40.0, 200.0)
+@pytest.mark.parametrize("name", ["none", "checkpoint", "mapped", "stateless"])
+def test_nothing_was_compared_where_there_is_nothing(name, tmp_path):
+    protection = make_protection(
+        load_config(
+            "tiny", ["data.path=data", f"protection.name={name}", "checkpoint.every_steps=5"]
+        ),
+        tmp_path,
+        None,
+    )
+    assert not protection.redundancy
+
+
+def test_make_takes_a_path_with_spaces_and_several_files(tmp_path):
+    odd, one, two = tmp_path / "my day 0.txt", tmp_path / "one.txt", tmp_path / "two.txt"
+    for file in (odd, one, two):
+        file.write_text("")
+    for given, said in (
+        (f"{odd}", f'"{odd}"'),
+        (f"{one} {two}", f"{one} {two}"),
+        (f"{one}", f'"{one}"'),
+    ):
+        done = subprocess.run(
+            ["make", "-n", "-C", str(ROOT), "dataset", f"DATA={given}"],
+            capture_output=True,
+            text=True,
+        )
+        assert (
+            done.returncode == 0
+            and f"prepare criteo {said} --output datasets/prepared-" in done.stdout
+        ), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (185, "3m05s"),
+        (3720, "1h02m"),
+        (90_000, "25h00m"),
+    ],
+)
+def test_durations_are_said_in_one_way(seconds, said):
+    assert duration(seconds) == said
