@@ -53,4 +53,4 @@ def test_lists_attributes_and_open_arguments_of_the_code_are_on_the_page(generat
     page = generate.api_page()
     assert "\n- `batch_size`: samples of a batch" in page
     assert "gather(**tensors: Tensor) -> None" in page
-    assert "##### Session.gathered\n\nWhat the last loop over" in page
+    assert "##### Session.gathered\n\nThe tensors gathered by the last loop over" in page
