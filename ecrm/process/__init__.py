@@ -1,1 +1,1 @@
-"""One rank as a process: guarded, started, stopped, and never left behind."""
+"""A rank as a process: guarded, started, stopped, and never left behind."""

@@ -1,6 +1,6 @@
-"""All ranks find out why one has asked to stop.
+"""Tell all ranks the reason of a requested stop.
 
-The reason is a signal, or a run folder that the rank cannot write.
+The reason is a signal, or a run folder that a rank cannot write.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ecrm.run.run_folder import RunFolder
 def agree_on_stop(
     engine: Engine, mine: signal.Signals | None, folder: RunFolder
 ) -> signal.Signals | None:
-    """Collective, after StopAgreed: the signal that some rank has got, the same on all ranks.
+    """Collective, after StopAgreed: return a signal received by some rank, the same on all ranks.
 
-    None when no rank has got one. A reporter that cannot write while others can dies here, so that
-    another takes over. Raises EcrmError on every rank when none can write, and StepAborted after a
-    failure.
+    `None` if no rank has received a signal, or if the reporter leaves: a reporter unable to write
+    while other ranks can write dies here, to let another rank take over. Raises EcrmError on every
+    rank when no rank can write, and StepAborted after a failure.
     """
     with engine.recovery.recovering():
         wanting = engine.state.transport.gather(folder.unwritten_bytes)
-        # who cannot write that much must not take over
+        # a rank unable to write so much must not take over
         folder.probe(max(wanting.values()))
         shared = engine.state.transport.gather([mine or 0, folder.trouble or ""])
-        engine.state.transport.agree(True)  # nobody acts on what not all have heard
+        engine.state.transport.agree(True)  # ranks act only on data heard by all
     engine.recovery.stopping = False
     reporter = engine.view.reporter
     troubles = {rank: trouble for rank, (_, trouble) in shared.items() if trouble}

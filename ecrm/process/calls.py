@@ -1,8 +1,7 @@
-"""Counts a rank's calls to other ranks, in a word of memory that it shares with its guard.
+"""Count a rank's calls to other ranks, in a word of memory shared with the rank's guard.
 
-Inside such a call the rank may wait for others for as long as it takes. A rank outside of it that
-does not come to the next one computes for ever, or stands in a call of the system that does not
-return.
+Inside a call the rank may wait for other ranks without limit. A rank outside of calls that never
+comes to the next call computes for ever, or hangs in a system call.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from collections.abc import Callable, Iterator
 
 
 class Calls:
-    """The count, shared with processes that are forked later.
+    """The count, shared with processes forked later.
 
-    It is 0 before the first call, odd inside a call, and even after it. `awaited` says whether the
-    next call is expected soon: not while a script prepares its data, or works after its loop.
+    The count is 0 before the first call, odd inside a call, and even after a call. `awaited` says
+    whether the next call is expected soon: False while a script prepares its data, or works after
+    its loop.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Calls:
 
     @property
     def awaited(self) -> bool:
-        """Whether a rank that makes no call counts as stuck."""
+        """Whether a rank without calls counts as stuck."""
         return bool(self._word[1])
 
     @awaited.setter
@@ -34,12 +34,12 @@ class Calls:
 
     @property
     def count(self) -> int:
-        """What the word says now."""
+        """The present count."""
         return self._word[0]
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Around a call."""
+        """Count a call: the body of the `with` is the call."""
         self._word[0] += 1
         try:
             yield
@@ -58,7 +58,7 @@ class Stuck:
         self._seen, self._since = (0, True), clock()
 
     def look(self) -> bool:
-        """Whether the rank is to be given up."""
+        """Whether to give up the rank."""
         count, awaited, now = self._calls.count, self._calls.awaited, self._clock()
         if (count, awaited) != self._seen:
             self._seen, self._since = (count, awaited), now

@@ -1,10 +1,10 @@
-"""How ranks of a host share its cores where they outnumber them.
+"""How ranks of a host share its cores when ranks outnumber cores.
 
-A rank that waits polls, and yields whenever another one can run; yet to the system it is as busy as
-one that computes. So the system puts ranks that compute on one core and ranks that wait on another.
-Against that ranks either keep to one core each, dealt out by role, so that work of a kind is spread
-evenly; or, where that leaves some cores with more slots than others, they sleep while they wait,
-and the system moves who computes to the core of who sleeps.
+A waiting rank polls, and yields whenever another rank can run; yet the system sees a waiting rank
+as busy as a computing rank. The system therefore puts computing ranks on one core and waiting ranks
+on another. Against this, either every rank keeps to a single core, dealt out by role, to spread
+work of a kind evenly; or, if the deal leaves some cores with more slots than others, ranks sleep
+while waiting, and the system moves a computing rank to the core of a sleeping rank.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ AUTO, BIND, SLEEP, POLL = "auto", "bind", "sleep", "poll"
 
 
 def deal(view: View, neighbours: Collection[int], cores: Sequence[int]) -> dict[int, int]:
-    """{rank: its core} of the live ranks among `neighbours`.
+    """Return {rank: core} for the live ranks among `neighbours`.
 
-    Cores go first to the ranks that run slots, then to those that only host shards, then to the
-    others. Each rank gets the core with the fewest slots, shards or others so far, whichever it has
-    itself, and of these cores the one with the fewest ranks.
+    Cores go first to the ranks with slots, then to ranks with shards only, then to the other ranks.
+    A rank gets the core with the fewest slots, shards or others dealt before, of the rank's own
+    kind of work, and of such cores the core with the fewest ranks.
     """
     slots, shards = Counter(view.slots), Counter(view.shards)
     dealt: dict[int, int] = {}
@@ -41,9 +41,9 @@ def deal(view: View, neighbours: Collection[int], cores: Sequence[int]) -> dict[
 
 
 def best_manner(view: View, dealt: dict[int, int], cores: Sequence[int]) -> str:
-    """How ranks best share cores that are `dealt` out so: BIND or SLEEP.
+    """The best way to share cores `dealt` out in this way: BIND or SLEEP.
 
-    BIND where all cores have as many slots, or no core has two ranks that run slots.
+    BIND if all cores have equally many slots, or if ranks with slots do not outnumber the cores.
     """
     running = [rank for rank in dealt if rank in view.slots]
     load = Counter(dealt[rank] for rank in view.slots if rank in dealt)
@@ -52,15 +52,15 @@ def best_manner(view: View, dealt: dict[int, int], cores: Sequence[int]) -> str:
 
 
 class Cores:
-    """Makes the calling thread and its `transport` share cores where ranks outnumber them.
+    """Makes the calling thread and its `transport` share cores when ranks outnumber cores.
 
-    - `neighbours`: the ranks that may use the same cores, this one included. Cores are shared while
-      more of them are alive than there are cores.
-    - `wish`: how to share them: BIND, SLEEP, POLL, or AUTO for the better one of BIND and SLEEP.
+    - `neighbours`: the ranks that may use the same cores, this rank included. Cores are shared
+      while more neighbours are alive than there are cores.
+    - `wish`: the way to share cores: BIND, SLEEP, POLL, or AUTO for the better of BIND and SLEEP.
 
-    Threads that the calling thread starts keep to the cores that it could use then. `manner` is how
-    cores are shared now: BIND, SLEEP or POLL. It is None where there are cores enough: all of them
-    are then free to this rank, which polls.
+    Threads started by the calling thread keep to the cores that the calling thread could then use.
+    `manner` is the present way to share cores: BIND, SLEEP or POLL. `manner` is `None` with enough
+    cores: then this rank may use all cores, and polls.
     """
 
     def __init__(self, transport: Transport, neighbours: Collection[int], wish: str = AUTO) -> None:

@@ -1,4 +1,4 @@
-"""A transport whose calls a rank's guard can count."""
+"""A transport with calls counted for the rank's guard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrm.transport.message import Part, Received
 
 
 class CountedTransport(WrappedTransport):
-    """Another transport, every call that may wait for other ranks counted."""
+    """A transport around `inner` that counts every call with a possible wait for other ranks."""
 
     def __init__(self, inner: Transport, calls: Calls) -> None:
         super().__init__(inner)

@@ -1,6 +1,6 @@
-"""The GPU of one rank: which one it is, how torch uses it, and what it is called.
+"""The GPU of a rank: its number, its use by torch, and its name.
 
-Ranks of a host share its GPUs: local rank r uses GPU r modulo their number.
+Ranks of a host share the host's GPUs: local rank r uses GPU r modulo the number of GPUs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ DEVICES = ("storage.device", "train.device")
 
 
 def use_device(config: Config, environ: Mapping[str, str] = os.environ) -> None:
-    """Have this process use its GPU, if the config has devices that are one.
+    """Have this process use its GPU, if a device of the config is a GPU.
 
-    Comes before anything else uses a GPU, and after the guard's fork. Raises UsageError where this
-    machine has none.
+    Comes before any other use of a GPU, and after the guard's fork. Raises UsageError if this
+    machine has no GPU.
     """
     dispatch.use_on_gpu(config.kernels.backend)
     wanted = [name for name in DEVICES if _kind(config, name) == "cuda"]
@@ -50,7 +50,7 @@ def use_device(config: Config, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def device_of(config: Config, name: str, environ: Mapping[str, str] = os.environ) -> torch.device:
-    """The device of this rank for `name`, one of DEVICES."""
+    """The device of this rank for `name`, an entry of DEVICES."""
     if _kind(config, name) == "cpu":
         return CPU
     if config.testing.imitated_gpu:
@@ -59,9 +59,9 @@ def device_of(config: Config, name: str, environ: Mapping[str, str] = os.environ
 
 
 def trained_on(config: Config) -> str:
-    """What decides the bits of the dense part besides the config, in words.
+    """The causes of the dense part's bits besides the config, in words.
 
-    It is the model of GPU, if it is trained on one, and torch's version.
+    The words name the model of GPU, if the dense part is trained on a GPU, and torch's version.
     """
     if config.train.device == "cpu":
         where = "the CPU"
@@ -74,14 +74,14 @@ def trained_on(config: Config) -> str:
 
 
 def gpu_trained_on(config: Config) -> str:
-    """As `trained_on`, but "" where the dense part is on the CPU, whose bits stay the same."""
+    """As `trained_on`, but "" for a dense part on the CPU, since bits on the CPU stay the same."""
     return "" if config.train.device == "cpu" else trained_on(config)
 
 
 def gpu_memory(config: Config) -> dict[str, str | int] | None:
-    """This rank's GPU by name, its bytes and those that are taken, by whomever; None without one.
+    """This rank's GPU: name, bytes, and bytes taken by any process; `None` without a GPU.
 
-    An imitated one has no memory of its own.
+    An imitated GPU has a name only.
     """
     if not any(_kind(config, name) == "cuda" for name in DEVICES):
         return None
@@ -92,7 +92,7 @@ def gpu_memory(config: Config) -> dict[str, str | int] | None:
 
 
 def card_of(local_rank: int, cards: int) -> int:
-    """The GPU of a local rank, of so many that a host has."""
+    """The GPU of a local rank on a host with `cards` GPUs."""
     return local_rank % cards
 
 

@@ -1,7 +1,7 @@
-"""What Python does as a program ends, for a process that leaves by os._exit.
+"""The work of Python at a program's end, for a process that leaves by os._exit.
 
-Threads of the script are waited for, handlers of atexit run, the script's variables are dropped, so
-that objects with a `__del__` end, and files that are still open are written to their ends.
+Threads of the script are waited for, handlers of atexit run, the script's variables are dropped, to
+end objects with a `__del__`, and files still open are written to the end.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import threading
 from typing import Any
 
 FAREWELL_SECONDS = 10.0
-"""How long handlers and files of a script may take; the launch waits longer for its ranks."""
+"""Time limit for a script's threads, handlers and files; the launch waits longer for its ranks."""
 
 
 def take_leave(code: int, rank: int, seconds: float = FAREWELL_SECONDS) -> None:
-    """Do what a program's end does, in Python's order, as far as `seconds` allow.
+    """Do the work of a program's end, in Python's order, within `seconds`.
 
-    Where it takes longer, the process ends here with exit code `code`, and says so. What a handler
-    or a file raises is printed, as Python does, and changes nothing. Daemon threads are not waited
-    for.
+    After `seconds` the process ends here with exit code `code`, and says so. An error of a handler
+    or a file is printed, as Python does, and changes nothing. Daemon threads are not waited for.
     """
     over = threading.Timer(seconds, _give_up, (code, rank, seconds))
     over.daemon = True
@@ -37,18 +36,18 @@ def take_leave(code: int, rank: int, seconds: float = FAREWELL_SECONDS) -> None:
 
 
 def _drop_variables() -> None:
-    """Drop the main module's variables, as Python does: what nobody refers to any more ends."""
-    threading.excepthook = lambda *_: None  # daemon threads may still use them
+    """Drop the main module's variables, as Python does, to end unreferenced objects."""
+    threading.excepthook = lambda *_: None  # daemon threads may still use the variables
     vars(sys.modules["__main__"]).clear()
-    gc.unfreeze()  # the session has frozen all that was there before it
+    gc.unfreeze()  # the session has frozen all earlier objects
     gc.collect()
 
 
 def _close_files() -> None:
-    """Close each open file that may be written; the standard streams are flushed alone.
+    """Close each open writable file; only flush the standard streams.
 
-    Text goes into what it is wrapped around. Then come files of Python code, such as those of gzip,
-    which write their ends into others, and then those.
+    Text streams are flushed first. Then files of Python code are closed, such as gzip files, which
+    write their ends into other files; then text files, buffers and raw files.
     """
     standard = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     kept = {id(part) for stream in standard for part in (stream, getattr(stream, "buffer", None))}
@@ -61,7 +60,7 @@ def _close_files() -> None:
 
 
 def _try(file: Any, what: str) -> None:
-    """Flush or close a file, and say what comes of it where that fails."""
+    """Flush or close a file; print an error."""
     try:
         if not file.closed:
             getattr(file, what)()
@@ -73,14 +72,14 @@ def _try(file: Any, what: str) -> None:
 
 def _is_written(thing: Any) -> bool:
     try:
-        is_file = issubclass(type(thing), io.IOBase)  # isinstance would ask the object itself
+        is_file = issubclass(type(thing), io.IOBase)  # isinstance would run the object's code
         return is_file and not thing.closed and thing.writable()
     except Exception:  # a script's own class, half made or half gone
         return False
 
 
 def _depth(file: Any) -> int:
-    """0 for a file of Python code, 1 for text, 2 for a buffer, 3 for what has none."""
+    """0 for a file of Python code, 1 for text, 2 for a buffer, 3 for a raw file."""
     kinds = (io.TextIOWrapper, io.BufferedWriter | io.BufferedRandom, io.FileIO)
     return next((at for at, kind in enumerate(kinds, 1) if isinstance(file, kind)), 0)
 

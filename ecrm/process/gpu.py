@@ -1,4 +1,4 @@
-"""A rank's GPU as something that fails: out of memory, lost, or hung. Each ends the rank."""
+"""Failures of a rank's GPU: out of memory, lost, or hung. Each failure ends the rank."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ecrm.transport.pinned import register, unregister
 from ecrm.transport.pulse import ASKS_EACH_LIMIT, Pulse
 
 FAULT_WORDS = 60
-"""A fault is told in so many words of what torch says of it, which may go on with advice."""
+"""Most words of torch's message in the report of a fault; the message may go on with advice."""
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error of torch means that this process has no use of its GPU any more.
+    """Whether an error of torch means the loss of the GPU for this process.
 
-    That is so after every error of CUDA but the lack of memory.
+    True for every CUDA error except a lack of memory and errors of the cuBLAS library.
     """
     if isinstance(error, torch.AcceleratorError):
         return True
@@ -35,7 +35,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def fault_in_words(error: BaseException) -> str | None:
-    """What has become of a GPU, in one line, where that is what an error tells."""
+    """The fault of a GPU in one line, or `None` for an error without a GPU fault."""
     if isinstance(error, torch.OutOfMemoryError):
         return f"its GPU has no memory left: {_first_words(error)}"
     return f"its GPU is lost: {_first_words(error)}" if is_lost(error) else None
@@ -47,29 +47,29 @@ def _first_words(error: BaseException) -> str:
 
 
 def say_fault(rank: int, fault: str) -> None:
-    """The one line about a rank that ends because of its GPU."""
-    with contextlib.suppress(OSError):  # where nobody reads any more
+    """Print the line about a rank ending because of its GPU."""
+    with contextlib.suppress(OSError):  # the reader may be gone
         print(f"! rank {rank}: {fault}: the rank is killed", file=sys.stderr, flush=True)
 
 
 class GpuPulse:
     """Asks a GPU for its pulse; the answers are for this rank's guard.
 
-    An answer comes once everything is done that was given to the current stream before. So many
-    kernels that are given at once, each of them short, look like one that hangs: whoever looks on
-    must wait for longer than they take. A GPU that is lost ends the process.
+    An answer comes after all work given to the current stream before. Many short kernels given at
+    once therefore look like a hanging kernel: the guard must wait longer than such kernels take. A
+    lost GPU ends the process.
     """
 
     def __init__(self, device: torch.device, pulse: Pulse, rank: int) -> None:
         self._device, self._pulse, self._rank = device, pulse, rank
         self._lock = threading.Lock()
         words = torch.frombuffer(pulse.memory, dtype=torch.int64)
-        # where that fails, the copy below waits, as everything does that a hung GPU is asked for
+        # without registration the copy below waits for the GPU, without end for a hung GPU
         if register(device, words):
             weakref.finalize(self, unregister, words.data_ptr()).atexit = False
         self._answer = words[1:2]
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
-        self._answer.copy_(self._number.fill_(0))  # what first calls take is no hang
+        self._answer.copy_(self._number.fill_(0))  # the time of first calls is no hang
         pulse.ask = self.ask
         self.ask()
 
@@ -79,7 +79,7 @@ class GpuPulse:
 
     def ask(self) -> None:
         with self._lock:
-            # counted before: to give it to a GPU that hangs may never return
+            # counted first: giving work to a hung GPU may never return
             self._number.fill_(self._pulse.question())
             self._answer.copy_(self._number, non_blocking=True)
 

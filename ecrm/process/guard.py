@@ -1,16 +1,16 @@
-"""A guard process around each rank: it turns every way of dying into SIGKILL, which MPI reports.
+"""A guard process beside each rank turns every way of dying into SIGKILL, which MPI reports.
 
-ULFM learns within milliseconds of a process killed by a signal, but never of one that exits by
-itself, throws or is stopped (measured, Open MPI 5.0.11). So the process that mpirun started stays
-behind as a guard of a few megabytes, and the rank runs as its child. When the child goes without
-having said that it is done, or stands stopped for too long, the guard kills it and then itself,
-which mpirun tells everybody. It does not wait until the system has taken the child's memory back
-(ecrm/process/lifeline.py).
+ULFM learns within milliseconds of a process killed by a signal, but never of a process that exits
+by itself, throws or is stopped (measured, Open MPI 5.0.11). The process started by mpirun therefore
+stays behind as a guard of a few megabytes, and the rank runs as its child. When the child goes
+without having reported itself done, or stays stopped for too long, the guard kills the child and
+then itself, and mpirun tells all ranks. The guard does not wait until the system has taken the
+child's memory back (ecrm/process/lifeline.py).
 
-A guard that is stopped itself is killed by the other guards of its host, and its rank with it. A
-guard also keeps a fenced rank from ever coming back. It ends the rank when mpirun is gone, or where
-the agent that started it on this host (ecrm/process/remote_agent.py) stands stopped: the others are
-about to go on without it.
+A stopped guard is killed by the other guards of its host, together with its rank. A guard also
+keeps a fenced rank from ever coming back. The guard ends the rank when mpirun is gone, or when the
+agent that started the guard on this host (ecrm/process/remote_agent.py) stays stopped: the other
+ranks are about to go on without the rank.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from ecrm.process.startup import THE_START, Startup, died
 from ecrm.transport.pulse import Pulse, Unanswered
 
 MPIRUN_GOES = signal.SIGUSR1
-"""What a rank gets where mpirun itself was asked to end.
+"""The signal to a rank when mpirun itself was asked to end.
 
-mpirun then sends SIGTERM to what it has started, kills it soon after, and ends.
+mpirun then sends SIGTERM to its children, kills the children soon after, and ends.
 """
 
 _PASSED_ON = {
@@ -47,27 +47,29 @@ _PASSED_ON = {
     signal.SIGUSR1: signal.SIGINT,
     signal.SIGUSR2: signal.SIGTERM,
 }
-"""The signal that the rank gets for each signal that the guard gets.
+"""The signal to the rank by signal to the guard.
 
-mpirun hands SIGUSR1 and SIGUSR2 on and waits for the ranks. After the others it kills them.
+mpirun hands SIGUSR1 and SIGUSR2 on and waits for the ranks. After SIGINT or SIGTERM mpirun kills
+the ranks.
 """
 
 _WATCHED = {signal.SIGCHLD, *_PASSED_ON}
 _DYING = 0
-"""Stands among the numbers of signals for: the rank has begun to die."""
+"""A value among the signal numbers: the rank has begun to die."""
 _POLL_SECONDS = 0.5
 _DYING_SECONDS = 2.0
 _NICE = 10
 """The niceness of a dying rank, whose memory the system is taking back.
 
-So where cores are scarce the other ranks recover before that is done, not after.
+With scarce cores the other ranks then recover before the memory is back, not after.
 """
 
 
 class Guarded:
-    """The guarded rank's side: it tells its guard how far it has come.
+    """The rank's side of the guard: reports the rank's progress to the guard.
 
-    It calls `up()` as soon as MPI is up, and `done()` just before it leaves on purpose.
+    Call `loaded()` before MPI starts, `up()` as soon as MPI is up, and `done()` just before leaving
+    on purpose.
     """
 
     def __init__(self, descriptor: int, calls: Calls, lifeline: Lifeline, pulse: Pulse) -> None:
@@ -76,24 +78,24 @@ class Guarded:
         lifeline.hold()
 
     def loaded(self) -> None:
-        """This rank has torch, and MPI comes next."""
+        """Report that this rank has torch, and starts MPI next."""
         os.write(self._descriptor, b"l")
 
     def up(self) -> None:
-        """From now on the other ranks learn of this one's death from MPI."""
+        """Report that the other ranks now learn of this rank's death from MPI."""
         os.write(self._descriptor, b"u")
 
     def done(self) -> None:
-        """From now on this process may exit, with any code, without being taken for dead."""
-        # mpirun has killed the guard: nobody is left to be told
+        """Report that this process may now exit with any code, without counting as dead."""
+        # a broken pipe: mpirun has killed the guard
         with contextlib.suppress(BrokenPipeError):
             os.write(self._descriptor, b"d")
 
 
 class Parent:
-    """What started a guard: mpirun, or the agent of a host.
+    """The process that started a guard: mpirun, or the agent of a host.
 
-    An agent says how long it may stand stopped before it is lost.
+    An agent sets the time that it may stay stopped before it counts as lost.
     """
 
     def __init__(self, pid: int, clock: AwakeClock) -> None:
@@ -102,16 +104,16 @@ class Parent:
         self.poll_seconds = self._patience / 10
 
     def is_lost(self) -> bool:
-        """Whether it is gone, or an agent that has stood stopped for too long."""
+        """Whether the parent is gone, or is an agent stopped for too long."""
         return os.getppid() != self._pid or (
             self._patience < float("inf") and self._standing.seconds(self._pid) >= self._patience
         )
 
 
 def hold_signals() -> None:
-    """Block the signals that a guard waits for, until it is there.
+    """Block the signals awaited by a guard, until the guard is ready.
 
-    So a request to stop that comes too early is not lost, and does not kill.
+    An early request to stop is then not lost, and does not kill.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
 
@@ -122,14 +124,14 @@ def guard(
     stuck_seconds: float = 0.0,
     gpu_hang_seconds: float = 10.0,
 ) -> Guarded:
-    """Fork: returns in the child, which goes on as the rank; the guard itself never returns.
+    """Fork: return in the child, which goes on as the rank; the guard itself never returns.
 
-    A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host;
-    one that has made no call (`Guarded.calls`) for `stuck_seconds`, and is in none, is killed too,
-    unless that is 0; so is one whose `Parent` is lost, or whose GPU has not answered for
-    `gpu_hang_seconds` (`Guarded.pulse`). When the child or another rank of this host dies before
-    MPI is up, or MPI is not up after `start_seconds`, the guard says so and ends with 3. Call
-    before threads exist and before MPI starts.
+    The guard kills its child: if stopped (SIGSTOP) for `hang_seconds`; if outside of calls for
+    `stuck_seconds` after a first call, while calls are awaited (`Guarded.calls`), unless 0; if the
+    `Parent` is lost; or if the GPU has not answered for `gpu_hang_seconds` (`Guarded.pulse`). The
+    guard also kills other guards of this host stopped for `hang_seconds`. When the child or another
+    rank of this host dies before MPI is up, or MPI is not up after `start_seconds`, the guard says
+    so and ends with 3. Call before threads exist and before MPI starts.
     """
     reading, writing = os.pipe()
     mpirun, me, calls, lifeline = os.getppid(), os.getpid(), Calls(), Lifeline()
@@ -140,7 +142,7 @@ def guard(
         when_parent_ends(signal.SIGKILL)
         if os.getppid() != me:
             os._exit(1)  # the guard died before the line above
-        os.setpgid(0, 0)  # mpirun signals groups: it is the guard that hears it
+        os.setpgid(0, 0)  # mpirun signals groups: only the guard must get the signal
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         os.close(reading)
         return Guarded(writing, calls, lifeline, pulse)
@@ -162,9 +164,9 @@ def guard(
 
 
 def _signals_as_bytes() -> tuple[int, int]:
-    """(reading, writing) ends of a pipe that gets the numbers of signals for the guard.
+    """(reading, writing) ends of a pipe for the numbers of signals to the guard.
 
-    CPython's sigtimedwait makes up a signal when the process was stopped for longer than its
+    CPython's sigtimedwait reports a false signal after the process was stopped for longer than the
     timeout.
     """
     reading, writing = os.pipe()
@@ -194,7 +196,7 @@ def _watch(
     neighbours = Neighbours(hang_seconds, clock=clock)
     signals, wake = _signals_as_bytes()
     dying = False
-    said, asked = b"", False  # asked: to stop, and ranks end for that
+    said, asked = b"", False  # asked: to stop, a reason for ranks to end
     while True:
         select.select([signals], [], [], min(_POLL_SECONDS, hang_seconds / 4, parent.poll_seconds))
         for number in _read(signals):
@@ -207,7 +209,7 @@ def _watch(
             startup.loaded()
         if b"u" in said and startup is not None:
             startup = None
-            with contextlib.suppress(RuntimeError):  # no thread is to be had: waitpid tells, later
+            with contextlib.suppress(RuntimeError):  # without a thread waitpid tells, later
                 lifeline.watch(functools.partial(os.write, wake, bytes([_DYING])))
         while True:
             pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -223,8 +225,8 @@ def _watch(
                     _end_start(died(startup.rank), startup)
                 _leave(status, b"d" in said)
         if dying and b"d" not in said:
-            with contextlib.suppress(OSError):  # gone by now
-                # all its threads, any of which may be the last
+            with contextlib.suppress(OSError):  # the child may be gone
+                # all threads of the child: any thread may end last
                 os.setpriority(os.PRIO_PGRP, child, _NICE)
             _leave(0, done=False)
         if startup is None:
@@ -251,7 +253,7 @@ def _watch(
             os.kill(child, signal.SIGKILL)
             killed_at = killed_at or clock()
         if killed_at is not None and clock() - killed_at > _DYING_SECONDS:
-            # it dies when its call of the system returns, and does nothing until then
+            # the child dies when its system call returns, and does nothing before
             _leave(0, done=False)
 
 
@@ -272,16 +274,16 @@ def _gpu_hangs(rank: int, seconds: float) -> str:
 
 
 def _bury(child: int) -> None:
-    """Wait for a killed child, but not for a call of the system that does not return."""
+    """Wait for a killed child, but at most _DYING_SECONDS, since a system call may not return."""
     deadline = time.monotonic() + _DYING_SECONDS
     while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def _end_start(trouble: str, startup: Startup, quietly: bool = False) -> NoReturn:
-    """End a run that has not begun, after the rank has died.
+    """End a run before its begin, after the rank has died.
 
-    One guard of this host says why; all end with the same exit code.
+    One guard of this host prints the reason; all guards end with the same exit code.
     """
     startup.kill_strays()
     if not quietly:
@@ -297,7 +299,7 @@ def _read(descriptor: int) -> bytes:
 
 
 def _leave(status: int, done: bool) -> NoReturn:
-    """End as the child did if it was done, else so that everybody notices."""
+    """End like the child if the child was done, else by SIGKILL, noticed by all."""
     if done and os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
     sys.stdout.flush()

@@ -1,12 +1,12 @@
-"""A lock that tells at once that a process is dying.
+"""A lock that tells at once when a process is dying.
 
-It is a robust lock in shared memory, held by the main thread of the process as long as that lives.
-Whoever waits for it gets it then. Another thread of the process may still be in one last call of
-the system.
+The lock is a robust lock in shared memory, held by the main thread of the process for life. A
+waiter gets the lock when the main thread ends. Other threads of the process may still be in a last
+system call.
 
-waitpid learns of a killed process when the system has taken all its memory back: 85 ms for each GiB
-of pages of 4 KiB, seconds for a rank with large tables. Robust locks of a thread that ends are
-handed on before that (set_robust_list(2), pthread_mutexattr_setrobust(3)).
+waitpid learns of a killed process when the system has taken all memory of the process back: 85 ms
+for each GiB of pages of 4 KiB, seconds for a rank with large tables. The system hands on robust
+locks of an ending thread earlier (set_robust_list(2), pthread_mutexattr_setrobust(3)).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ATTRIBUTES_BYTES = 64
 class Lifeline:
     """The lock of a child process, made before the fork.
 
-    The child calls `hold` at once. The parent calls `watch` once the child has.
+    The child calls `hold` at once. The parent calls `watch` after the child's `hold`.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class Lifeline:
         self._call("pthread_mutex_init", self._lock, attributes)
 
     def hold(self) -> None:
-        """In the main thread of the child; never given back."""
+        """Lock, in the main thread of the child; never unlocked."""
         self._call("pthread_mutex_lock", self._lock)
 
     def watch(self, tell: Callable[[], object]) -> None:
-        """Have `tell` called, in a thread, as soon as the process that holds it is dying."""
+        """Have `tell` called, in a thread, as soon as the holding process is dying."""
         Thread(target=self._wait, args=(tell,), name="lifeline", daemon=True).start()
 
     def _wait(self, tell: Callable[[], object]) -> None:

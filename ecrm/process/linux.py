@@ -1,4 +1,4 @@
-"""What Linux says of processes, and what it is to do with this one when its parent ends."""
+"""Linux's data about processes, and the action for this process when its parent ends."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 
 SHARED_SEGMENT = "/dev/shm/sm_segment."
-# looked up at import, so that a child just forked may call it
+# looked up at import, to be callable in a child just forked
 _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def when_parent_ends(number: int) -> None:
-    """Have the calling thread get signal `number` as soon as its parent ends; 0 for none.
+    """Have the calling thread get signal `number` as soon as its parent ends; 0 for no signal.
 
     The parent is the thread that started this process.
     """
@@ -22,7 +22,7 @@ def when_parent_ends(number: int) -> None:
 
 
 def shared_segments(pid: int) -> set[str]:
-    """The paths of Open MPI's shared-memory files that a process has mapped."""
+    """The paths of Open MPI's shared-memory files mapped by a process."""
     try:
         words = Path(f"/proc/{pid}/maps").read_text().split()
     except OSError:
@@ -31,7 +31,7 @@ def shared_segments(pid: int) -> set[str]:
 
 
 def session_members(session: int) -> list[int]:
-    """The pids of all processes of a session, zombies left out."""
+    """The pids of all processes of a session, without zombies."""
     members = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -1,9 +1,9 @@
-"""Processes that look after each other, and kill those that stand stopped.
+"""Processes that watch their neighbours, and kill neighbours that stay stopped.
 
-These are the guards of one host, and the clients of the head machine. A guard notices its own
-rank's stop; nobody notices where the guard is stopped as well, as `pkill -STOP -f` does to both. So
-every guard leaves a note in the job's folder, and kills a neighbour that stands still for too long.
-Open MPI then tells all ranks of that death. The clients of ranks on other hosts
+Such processes are the guards of a host, and the clients of the head machine. A guard notices a stop
+of its own rank; no guard would notice a stop of the guard itself as well, as by `pkill -STOP -f`.
+Every guard therefore leaves a note in the job's folder, and kills a neighbour that stays stopped
+for too long. Open MPI then tells all ranks of the death. The clients of ranks on remote hosts
 (ecrm/launch/remote_rank.py), which mpirun takes for ranks, do the same.
 """
 
@@ -25,9 +25,9 @@ LOADED = "loaded-"
 
 @dataclass(frozen=True)
 class Note:
-    """A guard's process, and when it began.
+    """A guard's process, and its start time.
 
-    When it `began` tells it from a later process with the same pid.
+    `began` tells the process from a later process with the same pid.
     """
 
     pid: int
@@ -35,9 +35,9 @@ class Note:
 
 
 class Noticeboard:
-    """The notes of a job's guards on this host, or of the processes that `who` says.
+    """The notes of a job's guards on this host, or of the processes named by `who`.
 
-    Without a folder for the job there are none.
+    Without a folder for the job there are no notes.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, who: str = "guards") -> None:
@@ -47,7 +47,7 @@ class Noticeboard:
 
     def put(self, rank: int, pid: int) -> None:
         """Leave the note of a rank's guard."""
-        # no such folder: no mpirun, or its daemon is not on this host
+        # without a folder: no mpirun, or mpirun's daemon is not on this host
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
             draft = self._folder / f".{rank}"
@@ -55,18 +55,18 @@ class Noticeboard:
             draft.rename(self._folder / str(rank))
 
     def put_loaded(self, rank: int) -> None:
-        """Leave word that a rank has loaded what it needs and comes to MPI now."""
+        """Leave word that a rank has loaded torch and starts MPI next."""
         with contextlib.suppress(OSError):
             (self._folder / f"{LOADED}{rank}").touch()
 
     def loaded(self) -> int:
-        """How many ranks of this host have left that word."""
+        """The number of ranks of this host with word from `put_loaded`."""
         with contextlib.suppress(OSError):
             return sum(name.startswith(LOADED) for name in os.listdir(self._folder))
         return 0
 
     def notes(self) -> dict[int, Note]:
-        """The notes left so far, by rank."""
+        """The notes left until now, by rank."""
         notes = {}
         with contextlib.suppress(OSError):
             for name in os.listdir(self._folder):
@@ -76,7 +76,7 @@ class Noticeboard:
         return notes
 
     def living(self) -> set[int]:
-        """The ranks of notes whose processes are there."""
+        """The ranks with a note and a living process."""
         return {
             rank
             for rank, note in self.notes().items()
@@ -85,10 +85,11 @@ class Noticeboard:
 
 
 class AwakeClock:
-    """Seconds that this process was awake, where it looks at the clock all the time.
+    """Seconds this process was awake, if the process calls the clock all the time.
 
-    Of a time in which it stood stopped itself, at most `longest` seconds count. So of processes
-    that were stopped together none is taken for hung when another is continued first.
+    Of a time between two calls, at most `longest` seconds count, however long this process was
+    stopped. After a common stop of several processes, the first process to run again then takes no
+    other process for hung.
     """
 
     def __init__(self, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,16 +104,16 @@ class AwakeClock:
 
 
 class Standing:
-    """For how long processes have stood stopped, as far as one who looks now and then can know."""
+    """Times for which processes have been stopped, as seen in occasional looks."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._still: dict[int, tuple[str, float]] = {}
 
     def seconds(self, pid: int) -> float:
-        """Seconds since the first look that found it stopped, if it has not run since.
+        """Seconds since a process was first found stopped, if the process has not run since.
 
-        0 for a process that is not stopped, or not there.
+        0 for a process not stopped, or missing.
         """
         now = self._clock()
         if _stat(pid)[0] != "T":
@@ -124,7 +125,7 @@ class Standing:
 
 
 class Neighbours:
-    """Kills guards of this host that have stood stopped for `hang_seconds`.
+    """Kills guards of this host that have been stopped for `hang_seconds`.
 
     `who` names other processes than guards. Call `look()` now and then.
     """
@@ -144,13 +145,13 @@ class Neighbours:
         self._standing = Standing(clock)
 
     def look(self) -> None:
-        """Look at the others, and kill those that have stood stopped for too long.
+        """Look at the neighbours, and kill neighbours stopped for too long.
 
-        The time of a guard that has run in between, however shortly, starts anew. One that has
-        ended is left alone. Goes round the ranks from this one's on as far as a guard that runs,
-        which looks after those behind it.
+        The time of a guard that has run in between, however shortly, starts anew. An ended guard is
+        left alone. Goes round the ranks from this rank on, up to the first running guard, which
+        watches the guards behind.
         """
-        if not self._notes:  # once MPI is up all have left theirs
+        if not self._notes:  # once MPI is up every guard has left its note
             self._notes = self._noticeboard.notes()
         for rank in sorted(self._notes, key=lambda rank: (rank <= self._rank, rank)):
             note = self._notes[rank]
@@ -166,9 +167,9 @@ class Neighbours:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """A process's state and when it began, in ticks since the start of this machine.
+    """A process's state and start time, in ticks since the start of this machine.
 
-    Both are empty if the process is not there.
+    The state and the time are empty for a missing process.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -178,9 +179,9 @@ def _stat(pid: int) -> tuple[str, str]:
 
 
 def _turns(pid: int) -> str:
-    """How often a process has given up a CPU, in words to compare.
+    """How often a process has given up a CPU, as text to compare.
 
-    It stays the same for a process that was stopped all the time between two looks.
+    The text stays the same for a process stopped all the time between two looks.
     """
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -191,8 +192,8 @@ def _turns(pid: int) -> str:
 def _children(pid: int) -> list[int]:
     """The child processes of a guard or a client.
 
-    That is the guard's rank, which does not die with the guard once it was asked to stop, or the
-    client's starter.
+    The child of a guard is the rank, which outlives the guard once asked to stop; the child of a
+    client is the client's starter.
     """
     with contextlib.suppress(OSError):
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -1,7 +1,7 @@
-"""What keeps a rank going, for the time that it takes to stop, when mpirun goes before it.
+"""Keep a rank going until it has stopped, when mpirun goes first.
 
-mpirun 5.0.11 that gets SIGTERM or SIGINT is gone after 0.5 s. A rank's PMIx library then finds its
-connection closed and ends the process about a second later, its output goes nowhere, and nobody
+mpirun 5.0.11 is gone 0.5 s after SIGTERM or SIGINT. A rank's PMIx library then finds its connection
+closed and ends the process about a second later, the rank's output goes nowhere, and no process
 removes the shared memory of MPI.
 """
 
@@ -20,21 +20,21 @@ _SERVER = "PMIX_SERVER_URI"
 
 
 def keep_connection(environ: Mapping[str, str] = os.environ) -> None:
-    """Put a socket that nobody closes in the place of those to the PMIx server.
+    """Replace the sockets to the PMIx server by sockets that are never closed.
 
-    No message comes any more, nor the end of the connection. Deaths are no longer told to this
-    rank. The kernel tells nobody who waits for the old socket that it has gone.
+    No message comes any more, nor the end of the connection. This rank gets no more news of deaths.
+    The kernel does not wake waiters on the old socket.
     """
     servers = {_address(uri) for name, uri in environ.items() if name.startswith(_SERVER)}
     for descriptor in _connected_to(servers):
         silent = socket.socketpair()
-        silent[0].setblocking(False)  # as PMIx has its own: it reads until nothing is there
+        silent[0].setblocking(False)  # like PMIx's own sockets, which PMIx reads until empty
         os.dup2(silent[0].fileno(), descriptor)
         silent[1].detach()  # never closed
 
 
 def speak_for(mpirun: int) -> None:
-    """Print from now on where mpirun prints its errors, if that can be opened."""
+    """Print from now on to mpirun's stderr, if mpirun's stderr can be opened."""
     with contextlib.suppress(OSError):
         its = os.open(f"/proc/{mpirun}/fd/2", os.O_WRONLY | os.O_APPEND)
         os.dup2(its, 1)
@@ -42,9 +42,9 @@ def speak_for(mpirun: int) -> None:
 
 
 def leave_no_memory() -> None:
-    """Unlink the shared memory that Open MPI has mapped here.
+    """Unlink the shared memory mapped here by Open MPI.
 
-    Other processes that have it mapped keep it.
+    Other processes with a mapping keep the memory.
     """
     for segment in shared_segments(os.getpid()):
         with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ def leave_no_memory() -> None:
 
 
 def parent_of(pid: int) -> int:
-    """The process that started a process; raises OSError if that is not there."""
+    """The parent of a process; raises OSError for a missing process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -63,7 +63,7 @@ def _address(uri: str) -> tuple[str, int]:
 
 
 def _connected_to(servers: set[tuple[str, int]]) -> Iterator[int]:
-    """This process's sockets whose other end is one of these."""
+    """The sockets of this process connected to `servers`."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):

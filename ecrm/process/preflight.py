@@ -1,7 +1,7 @@
-"""What a rank checks before it touches MPI: that it was started in a way that can survive a death.
+"""Checks of a rank before MPI: was the rank started in a way that can survive a death?
 
-Reads only the environment that mpirun gave and the words mpirun was started with, so that all ranks
-come to the same answer by themselves, in milliseconds, and can leave before MPI_Init.
+The checks read only mpirun's environment and mpirun's command line. All ranks therefore come to the
+same answer by themselves, in milliseconds, and can leave before MPI_Init.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ecrm.errors import UsageError
 
 SIZE = "OMPI_COMM_WORLD_SIZE"
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # "1" under --with-ft ulfm
-# one per mpirun and host; mpirun removes it with all that is in it
+# a folder per mpirun and host; mpirun removes the folder with all content
 JOB_FOLDER = "PMIX_SERVER_TMPDIR"
 HOST = "ECRM_HOST"
-"""Environment variable that names this rank's host, where the system's own name does not tell."""
+"""Environment variable with the name of this rank's host, in place of the system's own name."""
 LAUNCHERS = ("mpirun", "mpiexec", "prterun")
 
 
@@ -32,7 +32,7 @@ def preflight_ulfm(
 ) -> None:
     """Raise UsageError unless this process is one of config.world_size ranks under ULFM.
 
-    The message says what to type; `arguments` are the words after `ecrm train`, as typed.
+    The message gives the command to type; `arguments` are the words after `ecrm train`, as typed.
     """
     needed = config.world_size
     root = " --allow-run-as-root" if os.geteuid() == 0 else ""
@@ -51,14 +51,14 @@ def preflight_ulfm(
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
-    """This rank's host."""
+    """The name of this rank's host."""
     return environ.get(HOST) or socket.gethostname()
 
 
 def say_once(message: str, environ: Mapping[str, str] = os.environ, about: str = "") -> None:
     """Print `message` to stderr, once on this host for all ranks of one mpirun.
 
-    With `about` given, all messages about that count as the same.
+    All messages with the same `about`, if given, count as the same message.
     """
     folder = environ.get(JOB_FOLDER)
     if folder is not None and SIZE in environ:
@@ -72,7 +72,7 @@ def say_once(message: str, environ: Mapping[str, str] = os.environ, about: str =
                 )
             )
         except FileExistsError:
-            # mpirun may end the job when this rank leaves: let the first finish its line
+            # mpirun may end the job when this rank leaves: let the first rank finish the line
             time.sleep(0.2)
             return
         except OSError:
@@ -81,10 +81,10 @@ def say_once(message: str, environ: Mapping[str, str] = os.environ, about: str =
 
 
 def _launched_with_ft() -> bool:
-    """False if a launcher among this process's parents was started without --with-ft.
+    """False if a launcher among this process's ancestors was started without --with-ft.
 
-    The variable that MPI reads can be set by hand, with which MPI believes in fault tolerance while
-    mpirun still ends the whole job at the first death (tried on 5.0.11).
+    A user can set MPI's own variable by hand. MPI then believes in fault tolerance while mpirun
+    still ends the whole job at the first death (tried on 5.0.11).
     """
     pid = os.getppid()
     while pid > 1:

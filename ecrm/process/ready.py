@@ -1,6 +1,6 @@
-"""What a rank loads before it needs it, so that a takeover does not wait for it.
+"""Load a rank's libraries and memory early, to keep takeovers from waiting.
 
-Spares that are far from a takeover do without.
+Spares far from a takeover load nothing early.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 WORKING_BYTES, WORKING_BYTES_TO_SHARE = 64 << 20, 32 << 20
-"""Memory that a ready spare has waiting: its own, and to share.
+"""Memory waiting on a ready spare: own memory, and memory to share.
 
-Without the first a spare that takes over spends 8 ms of a core on new pages until the step is done.
-Without the second its first update took 7 ms, the next ones 2 ms (embedding-heavy, 2,048 samples
-per slot).
+Without the own memory a spare that takes over spends 8 ms of a core on new pages until the step is
+done. Without the memory to share the spare's first update took 7 ms, later updates 2 ms
+(embedding-heavy, 2,048 samples per slot).
 """
 
 
 def ready_spares(protection: Protection) -> int:
-    """How many spares are ready.
+    """The number of ready spares.
 
     m ranks may die at once, and m more while the spares that move up are loading.
     """
@@ -46,17 +46,17 @@ def ready_spares(protection: Protection) -> int:
 
 
 def takes_over_soon(rank: int, view: View, ready: int) -> bool:
-    """Whether a rank has a role in this view, or would have one if the next `ready` ranks died."""
+    """Whether a rank has a role in `view`, or would after the deaths of the next `ready` ranks."""
     return rank not in view.spares or rank in view.dense or rank in view.spares[:ready]
 
 
 class Loading:
-    """Loads FBGEMM and TorchRec on one rank, where they are used, when it needs them.
+    """Loads FBGEMM and TorchRec, if used, when a rank needs the libraries.
 
-    After torch itself they are the most of a spare's memory. A rank that `takes_over_soon` loads
-    them when this is made. A spare further back does when it has moved up, in a thread beside the
-    steps of the others. Whoever makes a store or dense parts earlier loads them then. What is there
-    then is left out of garbage collection for good.
+    After torch itself the libraries are most of a spare's memory. A rank that `takes_over_soon`
+    loads the libraries when `Loading` is made. A spare further back loads after moving up, in a
+    thread beside the steps of the other ranks. Making a store or dense parts earlier loads the
+    libraries too. All objects present after loading are left out of garbage collection for good.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Loading:
             self._load()
 
     def heed(self, view: View) -> None:
-        """Begin to load if this rank is to, now that roles are as in `view`."""
+        """Begin to load if this rank takes over soon by the roles of `view`."""
         if not self.began and takes_over_soon(self._rank, view, self._ready):
             self.began = True
             threading.Thread(target=self._load, name="loading", daemon=True).start()
@@ -88,9 +88,9 @@ class Loading:
         optimizer: SparseOptimizer | None = None,
         rate: SparseRate | None = None,
     ) -> Store:
-        """A store as `store_factory` makes it.
+        """Return a store as made by `store_factory`.
 
-        A single row, which only tells the size of a record, loads nothing.
+        A single row, used only for the size of a record, loads nothing.
         """
         backend = self._backend if self.began or rows > 1 else "native"
         factory = store_factory(backend, self._optimizer)
@@ -103,13 +103,13 @@ class Loading:
 
 
 class ReadyMemory:
-    """`storage.prefault` of one rank: has memory handed out by the system before it is needed.
+    """`storage.prefault` of a rank: the system hands out memory before the need.
 
-    That is the memory of what the rank hosts and of what it takes over later. The next `ready`
-    spares have memory for one shard as well, in `waiting` until it is taken. They also have
-    `WORKING_BYTES` for buffers of their first steps, and `WORKING_BYTES_TO_SHARE` of shared memory.
-    `allocate` is for the engine: memory as `lazy_zeros` gives it, taken from `waiting` as long as
-    there is some of that shape.
+    The memory is the memory of all the rank hosts and later takes over. The next `ready` spares
+    also have memory for a shard, in `waiting` until taken. They also have `WORKING_BYTES` for
+    buffers of their first steps, and `WORKING_BYTES_TO_SHARE` of shared memory. `allocate` is for
+    the engine: memory like `lazy_zeros`, taken from `waiting` while `waiting` has memory of the
+    shape and dtype.
     """
 
     def __init__(self, ready: int) -> None:
@@ -126,7 +126,7 @@ class ReadyMemory:
         return lazy_zeros(*shape, dtype=dtype)
 
     def start(self, engine: Engine) -> None:
-        """Have it all now. Raises UsageError where the system cannot hand it out."""
+        """Have all memory handed out now. Raises UsageError if the system cannot."""
         self._heed(engine)
         shared_memory = engine.state.transport.shared_memory
         to_lend = (
@@ -139,13 +139,13 @@ class ReadyMemory:
             have_free_memory(WORKING_BYTES)
 
     def committed(self, engine: Engine) -> None:
-        """After a commit: what is new since the roles changed comes beside the steps."""
+        """After a commit: have memory new since a change of roles handed out beside the steps."""
         if engine.view is not self._view:
             self._heed(engine)
             self._pages.beside([*engine.state.tensors, *self.waiting])
 
     def _heed(self, engine: Engine) -> None:
-        """Have memory for a shard waiting on a spare that is to have it, and none elsewhere."""
+        """Have memory for a shard waiting on the next `ready` spares only."""
         view, self._view = engine.view, engine.view
         if engine.rank not in view.spares[: self._ready]:
             self.waiting.clear()

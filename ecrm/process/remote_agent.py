@@ -1,15 +1,15 @@
 """The remote side of a rank's keep-alive connection.
 
-It starts the rank, and kills it when nothing is heard of the head machine. It is run on the rank's
-host by its path alone (`python -I -S .../remote_agent.py`), so it imports nothing but the standard
-library and needs neither a current folder nor variables. What to do comes as one line of JSON on
-its standard input, out of the sight of other users: where the head listens, the token to show
-there, and the rank's command, folder and variables.
+The agent starts the rank, and kills the rank when the head machine falls silent. The agent runs on
+the rank's host by its path alone (`python -I -S .../remote_agent.py`), and therefore imports only
+the standard library and needs neither a current folder nor variables. The order comes as a line of
+JSON on standard input, out of sight of other users: the head's address, the token to show to the
+head, and the rank's command, folder and variables.
 
-A rank whose head is not heard, or does not hear, is killed before the head gives the rank up (see
-Link), so a host that was only cut off comes back without it. A rank that stands stopped for the
-keep-alive time is killed; where the agent stands stopped itself, its rank's guard kills the rank.
-The head is told of addresses that acknowledge nothing of what the rank sends them.
+The agent kills the rank when the head is not heard, or does not hear, before the head gives the
+rank up (see Link). A host that was only cut off therefore comes back without the rank. A rank
+stopped for the keep-alive time is killed; when the agent itself is stopped, the rank's guard kills
+the rank. The agent tells the head of addresses that acknowledge no data sent by the rank.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import Any
 
 START_SECONDS = 30.0  # for the starter, the order and the connection
 BEAT = 0.05  # of the keep-alive time, between two signs of life
-# of the keep-alive time, without a sign: apart by more than a beat
+# of the keep-alive time, without a sign: the sides differ by more than a beat
 PATIENCE = {"agent": 0.7, "head": 0.9}
 UNACKNOWLEDGED = 1.0  # of the keep-alive time: more than the head's patience with a lost host
 BETWEEN_LOOKS = 0.1  # of the time above
-# the rank's guard's, by this variable, with an agent that stands stopped
+# patience of the rank's guard with a stopped agent, passed by the variable
 GUARD_PATIENCE, GUARDS_SHARE = "ECRM_AGENT_SECONDS", 0.6
-# from mpirun to the rank
+# signals from mpirun to the rank
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _PF_EXITING = 0x4  # of the flags in proc_pid_stat(5)
-_LONGEST_LINE = 1 << 16  # what one side says in one object
+_LONGEST_LINE = 1 << 16  # bytes of a line
 
 
 class Lost(Exception):
@@ -48,10 +48,11 @@ class Lost(Exception):
 class Link:
     """One end of a keep-alive connection.
 
-    What is sent is JSON, one line each: objects are messages, lists are signs of life. A sign of
-    life is [its number, the number of the last one that came]. So the agent knows when the head has
-    heard it last, to within what it sent by then, whichever way the connection is cut. The agent
-    gives up PATIENCE after it sent that, the head its own, longer PATIENCE after it came.
+    The sides send JSON, a line each: objects are messages, lists are signs of life. A sign of life
+    is [its number, the number of the last sign received]. From the numbers the agent knows the last
+    of its signs heard by the head, whichever way the connection is cut. A side gives up PATIENCE
+    after the last bytes received. The agent also gives up PATIENCE after sending the last sign
+    heard by the head, earlier than the head, whose PATIENCE is longer.
     """
 
     def __init__(self, connection: socket.socket, keep_alive: float, side: str) -> None:
@@ -74,19 +75,19 @@ class Link:
 
     @property
     def heard(self) -> float:
-        """When something last came, by time.monotonic."""
+        """The time of the last bytes received, by time.monotonic."""
         return self._heard
 
     def fileno(self) -> int:
-        """For select."""
+        """The socket's descriptor, for select."""
         return self._socket.fileno()
 
     def send(self, **message: Any) -> None:
-        """Send one object; raises Lost if that cannot be."""
+        """Send an object; raise Lost if the connection is broken."""
         self._write(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that have come.
+        """Return the messages received.
 
         Raises Lost when the other side has closed, or has said or heard nothing for too long.
         """
@@ -114,7 +115,7 @@ class Link:
         return messages
 
     def beat(self) -> float:
-        """Send a sign of life if one is due; returns the seconds until there is something to do."""
+        """Send a sign of life if due; return the seconds until the next action."""
         now = time.monotonic()
         if now >= self._next_beat:
             self._number += 1
@@ -125,7 +126,7 @@ class Link:
         return max(min(self._next_beat, until + self._patience + 0.001) - now, 0.001)
 
     def _understand(self, line: bytes) -> dict[str, Any] | None:
-        """The object on a line, None for a sign of life."""
+        """The object on a line, `None` for a sign of life."""
         try:
             said = json.loads(line)
             if isinstance(said, dict):
@@ -138,10 +139,10 @@ class Link:
         return None
 
     def finish(self) -> None:
-        """Close; what was sent has arrived, or the other side is lost."""
+        """Close; everything sent has arrived, or the other side is lost."""
         with contextlib.suppress(OSError, Lost):
             self._socket.shutdown(socket.SHUT_WR)
-            while True:  # closing with something unread would throw away what is still on its way
+            while True:  # closing with unread data would drop sent data still on the way
                 select.select([self], [], [], self._beat)
                 self.receive()
         self._socket.close()
@@ -150,25 +151,25 @@ class Link:
         try:
             self._socket.send(line)
         except BlockingIOError:
-            pass  # full of what was never taken: the silence will tell
+            pass  # the buffer is full of unread data: the silence will tell
         except OSError as error:
             raise Lost(f"the connection broke: {error.strerror}") from None
 
 
 class Unacknowledged:
-    """Addresses that acknowledge nothing of what this process's descendants send, for `seconds`.
+    """Addresses that acknowledge no data sent by this process's descendants, for `seconds`.
 
-    As /proc/net/tcp tells: a connection repeats what it has sent until some of it is acknowledged.
+    The source is /proc/net/tcp: a connection repeats sent data until some data is acknowledged.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # By inode: how often in a row, since when, to which address.
+        # By inode: repeats in a row, time of the first repeat, address.
         self._repeating: dict[str, tuple[int, float, str]] = {}
         self._next_look = 0.0
 
     def look(self) -> list[str]:
-        """Empty between looks."""
+        """Return the addresses, sorted; empty between looks."""
         now = time.monotonic()
         if now < self._next_look:
             return []
@@ -198,7 +199,7 @@ def _address(field: str) -> str:
 
 
 def _sockets(pids: set[int]) -> set[str]:
-    """What /proc calls the sockets of these processes."""
+    """The names in /proc of the open files of processes, sockets included."""
     found = set()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -209,13 +210,13 @@ def _sockets(pids: set[int]) -> set[str]:
 
 
 def main() -> int:
-    """Take the order, run the rank, and tell the head how it ended.
+    """Take the order, run the rank, and tell the head how the rank ended.
 
-    On return nothing of the rank runs any more.
+    On return no process of the rank runs any more.
     """
     order = _take_order()
     prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what the rank leaves behind becomes this process's child
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of the rank become children of this process
     for number in PASSED_ON:
         signal.signal(number, signal.SIG_IGN)  # the head says when to end, or falls silent
     try:
@@ -246,7 +247,7 @@ def _take_order() -> dict[str, Any]:
 
 
 def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]:
-    """Start the rank and see it to its end; returns what to tell the head.
+    """Start the rank and wait for its end; return the message for the head.
 
     Raises Lost when the head is lost.
     """
@@ -285,7 +286,7 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
                     os.kill(rank.pid, message["signal"])
             if addresses := unacknowledged.look():
                 link.send(unheard=addresses)
-            with contextlib.suppress(ChildProcessError):  # what Linux says of one that has ended
+            with contextlib.suppress(ChildProcessError):  # Linux's error for an ended rank
                 change_of = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
                 while change := os.waitid(os.P_PID, rank.pid, change_of):
                     stopped_since = time.monotonic() if change.si_code == os.CLD_STOPPED else None
@@ -296,9 +297,9 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
 
 
 def _kill_descendants() -> None:
-    """SIGKILL every process under this one and collect them, until none is left.
+    """SIGKILL and collect every process under this process, until none is left or 5 s are over.
 
-    Processes that are dying may be left: the system is taking their memory back.
+    Dying processes may be left: the system is taking their memory back.
     """
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:

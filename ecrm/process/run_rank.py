@@ -1,4 +1,4 @@
-"""The life of a rank's process: MPI comes up, the rank works, and it ends so that nothing hangs."""
+"""The life of a rank's process: MPI comes up, the rank works, the process ends without a hang."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ecrm.transport.base import Transport
 from ecrm.transport.mpi import MpiTransport
 
 LAST_WORDS_SECONDS = 5.0
-"""How long a rank that ends because of an error waits for the others before it kills itself."""
+"""Time for which a rank ending by an error waits for the others before killing itself."""
 
 
 def run_rank(
@@ -38,14 +38,15 @@ def run_rank(
     count_calls: bool,
     run_dir: Path | None,
 ) -> NoReturn:
-    """Connect this rank, run `work(transport)`, and end the process with the code that it returns.
+    """Connect this rank, run `work(transport)`, and end the process with the code of `work`.
 
-    `count_calls`: the guard learns of every call to other ranks. An error that all ranks have is
-    told once, and its exit code is that of every rank; where the run is lost, `run_dir` gets a
-    failure.json. On any other error the rank kills itself, and the others go on without it.
+    `count_calls`: the guard learns of every call to other ranks. An error common to all ranks is
+    told once, and every rank ends with the error's exit code; if the run is lost, `run_dir` gets a
+    failure.json. On any other error the rank kills itself, and the other ranks go on without the
+    rank.
 
-    Does not return: after a failure MPI cannot be finalised safely, so the process leaves by
-    `os._exit`, after what Python does as a program ends (`take_leave`).
+    Does not return: after a failure MPI cannot be finalised safely, and the process leaves by
+    `os._exit`, after the work of Python at a program's end (`take_leave`).
     """
     keep_freed_memory()
     transport: Transport | None = None
@@ -67,7 +68,7 @@ def run_rank(
             traceback.print_exc()
             sys.stderr.flush()
         _die()
-    with contextlib.suppress(OSError):  # where the terminal is gone
+    with contextlib.suppress(OSError):  # the terminal may be gone
         sys.stdout.flush()
         sys.stderr.flush()
     if stop.orphaned:
@@ -78,43 +79,46 @@ def run_rank(
 
 
 def _end_by(error: EcrmError, transport: Transport | None, run_dir: Path | None) -> int:
-    """The exit code for an error, which has been told; a rank that alone has it dies here."""
+    """Tell an error and return its exit code; a rank alone with the error dies here."""
     if transport is None:
         say_once(f"ecrm: error: {error}", about=THE_START)
         return error.exit_code
     if isinstance(error, Unrecoverable) or error.speaker is not None:
         return _leave_together(error, transport, run_dir)
-    with contextlib.suppress(OSError):  # where nobody reads any more
+    with contextlib.suppress(OSError):  # the reader may be gone
         if not error.told:
             print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
-    _die()  # nobody else has it: the others must see this rank die
+    _die()  # only this rank has the error: the others must see the rank die
 
 
 def _leave_together(error: EcrmError, transport: Transport, run_dir: Path | None) -> int:
-    """An error that all ranks have: say why, once, and leave together with its code."""
+    """After an error common to all ranks: tell the error once, leave, return the exit code."""
     if transport.rank == (transport.live[0] if error.speaker is None else error.speaker):
         say_why(error, run_dir)
     timer = threading.Timer(LAST_WORDS_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
     timer.daemon = True
     timer.start()
     transport.close()
-    timer.cancel()  # what a script's own handlers take has a limit of its own
+    timer.cancel()  # a script's own handlers have a separate time limit
     return error.exit_code
 
 
 def say_why(error: EcrmError, run_dir: Path | None) -> None:
-    """The last word of a run, in its folder too. Others come before a folder is this run's."""
+    """Print the last error of a run, and write the error into the run folder.
+
+    Only errors raised after the run has taken its folder are written.
+    """
     if run_dir is not None and isinstance(
         error, (Unrecoverable, DataError, StrayRow, ScriptFailed)
     ):
         RunFolder(run_dir).failure(str(error), error.exit_code)
     if isinstance(error, NotKept) and launch_id() is not None:
-        return  # the launch says it, after all that ranks say
-    with contextlib.suppress(OSError):  # where nobody reads any more
+        return  # the launch prints the error, after all lines of ranks
+    with contextlib.suppress(OSError):  # the reader may be gone
         print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
 
 
 def _die() -> NoReturn:
-    """End so that everybody notices."""
+    """End by SIGKILL, noticed by all."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")

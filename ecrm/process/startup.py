@@ -1,10 +1,10 @@
-"""The time before MPI is up, in which nobody but the guards notices a death.
+"""The time before MPI is up, with deaths noticed by the guards only.
 
-A rank that dies before or inside MPI_Init leaves the others waiting there for ever, and mpirun with
-them (measured, Open MPI 5.0.11: killed or exited, with any code). So until MPI is up in its own
-rank, the guard of each rank looks after the others of this host, by the notes that they have left
-(`ecrm.process.neighbours`). Once MPI_Init has returned in one rank, all have come to its end, and
-MPI reports deaths itself.
+If a rank dies before or inside MPI_Init, the others wait in MPI_Init for ever, and mpirun with them
+(measured, Open MPI 5.0.11: killed or exited, with any code). Until MPI is up in its own rank, a
+guard therefore watches the ranks of this host, by the notes of their guards
+(`ecrm.process.neighbours`). Once MPI_Init has returned in a rank, all ranks have reached the end of
+MPI_Init, and MPI reports deaths itself.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from ecrm.process.preflight import SIZE
 
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
 THE_START = "the start"
-"""What all messages of this time are about, so that each host prints one of them."""
+"""The subject of all messages of the start: every host prints a single such message."""
 
 GONE_SECONDS = 1.5
-"""How long a rank must be away to count as dead.
+"""Time for which a rank must be away to count as dead.
 
-mpirun forks one after the other, and a rank that has come through MPI_Init may die before this one
-has come through too.
+mpirun forks ranks in sequence, and a rank past MPI_Init may die before this rank is past MPI_Init.
 """
 
 
 class Startup:
-    """One guard's view of the start: `trouble()` now and then until MPI is up in its rank."""
+    """A guard's view of the start: call `trouble()` now and then until MPI is up in the rank."""
 
     def __init__(
         self,
@@ -59,13 +58,13 @@ class Startup:
         self._wait, self._wait_began, self._tell_after = "", self._began, PATIENCE_SECONDS
 
     def loaded(self) -> None:
-        """This rank has torch, and comes to MPI now."""
+        """Note that this rank has torch, and starts MPI next."""
         if not self._has_torch:
             self._has_torch = True
             self._noticeboard.put_loaded(self.rank)
 
     def news(self) -> str | None:
-        """A line about what all wait for, of the guard of rank 0, where that takes long."""
+        """A line of rank 0's guard about the awaited event, if the wait is long, else `None`."""
         if self.rank != 0:
             return None
         seen, loaded, now = (
@@ -85,7 +84,7 @@ class Startup:
         return so_far(wait if torch_is_there else wait + count, waited)
 
     def trouble(self) -> str | None:
-        """Why this start cannot succeed any more, None while it may."""
+        """Why this start cannot succeed any more; `None` while the start may succeed."""
         now = self._clock()
         for rank, state in sorted(self._states().items()):
             before, since = self._since.get(rank, ("", now))
@@ -106,7 +105,7 @@ class Startup:
     def kill_strays(self) -> None:
         """SIGKILL ranks of this host that are stopped or have no guard.
 
-        Nobody else would end them.
+        No other process would end the ranks.
         """
         notes = self._noted()
         for rank, pid in self._processes.items():
@@ -117,7 +116,7 @@ class Startup:
                     os.kill(pid, signal.SIGKILL)
 
     def _states(self) -> dict[int, str]:
-        """Every known rank of this host but this one: there, stopped or gone."""
+        """The state of every other known rank of this host: there, stopped or gone."""
         notes = self._noted()
         if not notes:
             return {}
@@ -129,17 +128,17 @@ class Startup:
         }
 
     def _noted(self) -> dict[int, int]:
-        """Pids of the guards that have left a note, by rank."""
+        """Pids of the guards with a note, by rank."""
         return {rank: note.pid for rank, note in self._noticeboard.notes().items()}
 
 
 def died(rank: int) -> str:
-    """What there is to say about a death in this time."""
+    """The message about a death during the start."""
     return f"rank {rank} died before MPI was up: start the run again"
 
 
 def _state(pid: int | None) -> str:
-    """there, stopped or gone."""
+    """The state of a process: there, stopped or gone."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -148,9 +147,9 @@ def _state(pid: int | None) -> str:
 
 
 def _ranks_running(job: str) -> dict[int, int]:
-    """{rank: pid} of this host's processes that mpirun has started as ranks of a job.
+    """{rank: pid} of this host's processes started by mpirun as ranks of a job.
 
-    They are found by their environment.
+    The processes are found by their environment.
     """
     ranks: dict[int, int] = {}
     for entry in os.listdir("/proc"):

@@ -1,13 +1,13 @@
-"""SIGINT and SIGTERM ask to stop: the rank remembers it, and all ranks stop at the next commit.
+"""SIGINT and SIGTERM ask to stop: the rank notes the request, all ranks stop at the next commit.
 
-Python's handler in C writes each signal's number into a pipe at once, whatever the main thread is
-in, and a thread reads the pipe. A handler of Python's alone would run only when the main thread is
-back from the MPI call that it is in. No signal is blocked: processes that a script starts would
-inherit that, and could not be stopped by SIGTERM. A handler that a script sets runs, too.
+Python's handler in C writes the number of a signal into a pipe at once, whatever the main thread is
+doing, and a thread reads the pipe. A handler in Python alone would run only after the main thread's
+present MPI call. No signal is blocked: processes started by a script would inherit the block, and
+SIGTERM could not stop the processes. A handler set by a script runs, too.
 
-The thread is also the one that dies with the guard. A rank that has been asked to stop outlives its
-guard: Open MPI 5.0.11 SIGKILLs what it has started 0.25 s after SIGTERM, for which it has no option
-(measured). What else it takes to go on without mpirun is in `ecrm.process.orphaned`.
+The same thread dies with the guard. A rank asked to stop outlives its guard: Open MPI 5.0.11
+SIGKILLs its children 0.25 s after SIGTERM, and has no option for a longer time (measured).
+`ecrm.process.orphaned` has the other means to go on without mpirun.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ecrm.process.linux import when_parent_ends
 
 REQUESTS = {signal.SIGINT, signal.SIGTERM, MPIRUN_GOES}
 LEAVE_SECONDS = 20
-"""How long a rank that was asked to stop may go on without its guard or mpirun.
+"""Time for which a rank asked to stop may go on without its guard or mpirun.
 
-Then it ends, stopped or not. With both there is no limit.
+Then the rank ends, stopped or not. With guard and mpirun there is no limit.
 """
 
 _POLL_SECONDS = 0.1
 
 
 class StopSignals:
-    """Remembers a signal that asks this rank to stop; make it before other threads exist.
+    """Remembers a signal asking this rank to stop; to be made before other threads exist.
 
-    `received` is the first of SIGINT and SIGTERM that came, None before. `alone` is whether
-    mpirun has got the signal itself, and is gone soon.
+    `received` is the first SIGINT or SIGTERM, `None` before; SIGTERM also stands for a first
+    MPIRUN_GOES. `orphaned` is whether mpirun got the signal itself, and is soon gone.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class StopSignals:
         )
         threading.Thread(target=self._watch, name="stop signals", daemon=True).start()
         self._watching.wait()
-        when_parent_ends(0)  # of the main thread; the other thread has it now
+        when_parent_ends(0)  # for the main thread; the watching thread now dies with the guard
 
     def _watch(self) -> None:
         when_parent_ends(signal.SIGKILL)
@@ -75,7 +75,7 @@ class StopSignals:
         signal.alarm(LEAVE_SECONDS)
 
     def _next(self, wait: bool) -> list[signal.Signals]:
-        """The requests that have come and were not given yet; with `wait`, at least one."""
+        """The requests not returned before; with `wait`, at least one request."""
         while True:
             came = select.select([self._pipe], [], [], None if wait else 0)[0]
             numbers = os.read(self._pipe, 64) if came else b""
@@ -93,13 +93,13 @@ class StopSignals:
 
 
 _writing: list[int] = []
-"""The pipe's end, for the handler."""
+"""The pipe's writing end, for the handler."""
 
 
 def _came(number: int, _: object) -> None:
-    """Write the number into the pipe: it is there by now, unless a script has taken the wakeup.
+    """Write the number into the pipe again, in case a script has taken the wakeup.
 
-    asyncio does that, in `add_signal_handler`.
+    asyncio takes the wakeup, in `add_signal_handler`.
     """
     with contextlib.suppress(OSError):
         os.write(_writing[0], bytes([number]))
@@ -110,9 +110,9 @@ def _unblock() -> None:
 
 
 def _as_without() -> None:
-    """In a process that was forked: signals do what they do in any process of Python.
+    """In a forked process: restore Python's usual handling of signals.
 
-    None came until now: the pipe is that of the process that has forked.
+    No signal has reached this process before: the pipe's numbers are the parent's.
     """
     signal.set_wakeup_fd(-1)
     for number in REQUESTS:

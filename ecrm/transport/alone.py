@@ -1,4 +1,4 @@
-"""The transport of a rank that has no others: what it sends, it gets."""
+"""The transport of a single rank: the rank receives its own messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrm.transport.message import Part, Received, copied
 
 
 class LoneTransport(Transport):
-    """Rank 0 of a world of one. No call ever fails, since nobody can die."""
+    """Rank 0 of a world of one rank. No call fails by a death."""
 
     rank = 0
     live = (0,)

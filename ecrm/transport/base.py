@@ -1,11 +1,66 @@
-"""The one interface between the engine and whatever carries bytes between ranks.
+"""The interface between the engine and the carriers of bytes between ranks.
 
 Three implementations run the same engine: `ecrm.transport.mpi` (MPI with ULFM),
 `ecrm.transport.simulated` (many ranks in one process, faults drawn from a seed) and
-`ecrm.transport.alone` (a rank without others).
+`ecrm.transport.alone` (a single rank).
 
-A rank keeps its number for life: `rank` and `live` are numbers in the world the run was started
-with, never renumbered when others die.
+A rank keeps its number for life: `rank` and `live` are numbers in the world at the start of the
+run, never renumbered after a death.
+
+# Duties of the caller
+
+- One thread per rank makes all calls.
+- All live ranks make the same calls in the same order, from one shrink to the next. If the calls of
+  two ranks differ, a transport may wait for ever.
+- Memory given to `exchange` or `share` stays unchanged until the call returns. After `PeerFailure`
+  the memory stays unchanged until `shrink` returns. Memory from `allocate_shared` stays unchanged
+  for longer: see there.
+- After `PeerFailure` the rank calls `shrink`, or leaves by `close`, or dies. Until then other ranks
+  may wait for the rank: only a shrink or the end of the rank interrupts their calls.
+- A failed rank must really die: `shrink` waits without a bound for a rank that hangs.
+
+# Order of calls
+
+- Before the first message: set `pulse` and `receive_memory`, if wanted. `sleeps` may change between
+  any two calls.
+- Once, if ranks of a host share memory under MPI: `share` the results of `SharedMemory.offer`, then
+  of `SharedMemory.accept`, then call `SharedMemory.share_with`. Until then all tensors are copied.
+- Per step: any number of `exchange` and `share`, then `agree` before the effects become final. An
+  exchange or share may complete on some ranks only.
+- After each `PeerFailure`: `shrink`, then undo the step, then `share` the commit of every rank,
+  then `agree`. A `PeerFailure` in this recovery begins the recovery anew.
+- Last: `close`. Under MPI the process then ends by `os._exit`.
+
+In code, for a rank with a state to commit:
+
+    while True:
+        try:
+            received = transport.exchange(outgoing)
+            if transport.agree(True):
+                commit(received)
+        except PeerFailure:
+            transport.shrink()
+            recover()  # begins anew after a PeerFailure
+
+`agree` may raise on one rank and return True on another. Survivors of a shrink may therefore be a
+single commit apart, and `recover` must bring the rank that is behind to the newest commit.
+
+# Errors
+
+- `PeerFailure`: the call has no result here, and may have completed on other ranks. `live` still
+  names the dead. Requests of the call may be pending, and may still read the memory given.
+- `Revoked`: a `PeerFailure` that tells of no death. Another rank has called `shrink`, or, in an
+  agreement, has left.
+- `ValueError` for a receiver that is not live, or for a tensor that cannot travel; `OverflowError`
+  for a head with a number of more than 64 bits: nothing was sent, and the call does not count. The
+  other ranks wait: the rank repeats the call correctly, or dies.
+- `RuntimeError` from MPI: ranks made different calls, as far as the stamps of messages show. The
+  program is wrong and the rank must die. In simulation the whole run ends with
+  `SimulationMismatch`.
+- Any other error in a call: the rank must die, and the others recover as from any death.
+- `shrink` and `close` raise no `PeerFailure`. After `shrink` no call is pending and `live` is the
+  same on all survivors of the shrink. A death during `shrink` may show only as a `PeerFailure` of
+  the next call.
 """
 
 from __future__ import annotations
@@ -25,12 +80,12 @@ from ecrm.transport.pulse import Pulse
 from ecrm.transport.shared_memory import SharedMemory
 
 WORD_BITS = 13
-"""Bits of a word that ranks compare in an agreement: two words and four flags fit in a C int."""
+"""Bits of a word compared in an agreement: two words and four flags fit in a C int."""
 ReceiveMemory = Callable[[int], np.ndarray]
 
 
 def new_memory(size: int) -> np.ndarray:
-    """So many bytes, uint8, holding anything."""
+    """Return `size` bytes of any content, uint8."""
     return np.empty(size, np.uint8)
 
 
@@ -42,63 +97,64 @@ class PeerFailure(Exception):
 
 
 class Revoked(PeerFailure):
-    """Another rank has begun to recover: that one knows what failed."""
+    """Another rank has begun to recover, and knows the failure; this rank does not."""
 
 
 class Transport(ABC):
     """Collective communication of tensors and heads among the live ranks.
 
-    Every method but `close` is collective: all live ranks call the same methods in the same order.
-    Every method but `shrink` and `close` raises `PeerFailure` when a live rank has died or another
-    rank has called `shrink`; the call may then have completed on some ranks and not on others.
+    Every method but `allocate_shared` and `close` is collective: all live ranks call the same
+    methods in the same order. Every collective method but `shrink` raises `PeerFailure` after the
+    death of a live rank, or after another rank has called `shrink`; the call may then have
+    completed on some ranks and not on others.
     """
 
     rank: int
     live: tuple[int, ...]
     sent_bytes: int = 0
-    """Bytes of messages given to other ranks so far, as `wire` packs them.
+    """Bytes of messages given to other ranks until now, as `wire` packs messages.
 
     Tensors in shared memory count; agreements and shrinks do not.
     """
     sleeps: bool = False
-    """Whether this rank sleeps while it waits for messages, instead of polling, from its next call
-    on.
+    """Whether this rank sleeps, not polls, in waits for messages, from the next call on.
 
-    To be set where ranks outnumber the cores. A transport whose ranks wait in another way ignores
-    it.
+    To be set if ranks outnumber the cores. A transport with another way of waiting ignores
+    `sleeps`.
     """
     shared_memory: SharedMemory | None = None
-    """Memory that ranks of a host share, for those who introduce them at the start, or None."""
+    """Memory shared by ranks of a host, for the introduction at the start, or `None`."""
     pulse: Pulse | None = None
-    """The pulse of this rank's GPU, where a guard looks at it."""
+    """The pulse of this rank's GPU, if a guard watches the GPU."""
     receive_memory: ReceiveMemory = staticmethod(new_memory)
-    """Gives memory for what comes, so many bytes, uint8, where the transport copies it at all."""
+    """Returns memory for received bytes, uint8, given a size, if the transport copies them."""
 
     def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        """Zeros of that shape in memory that other ranks of the host can read.
+        """Return zeros of a shape in memory readable by other ranks of the host.
 
-        The system hands it out as it is used.
+        The system hands out pages at first use. Not collective.
 
-        What `exchange` sends of such memory may come out as a view of it, for reading, and of rows
-        picked from it as a `Picked`. Its sender may change it only after an exchange or shrink that
-        every live rank enters when it has no more use for what it got (docs/internals/transport.md,
+        A receiver may get tensors of such memory from `exchange` as views, for reading, and picked
+        rows as `Picked`. The sender may change the memory only after an exchange or shrink that
+        every live rank enters when done with the received views (docs/internals/transport.md,
         "Shared memory").
         """
         return lazy_zeros(*shape, dtype=dtype)
 
     @abstractmethod
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
-        """Send a list of tensors and heads to each of some ranks; return those sent to this one.
+        """Send a list of tensors and heads to some ranks; return the lists sent to this rank.
 
-        `outgoing` maps live ranks, this one allowed, to parts: contiguous CPU tensors of any dtype
-        and shape, rows to be picked of such, and heads, which are tuples of 64-bit integers.
-        Returns, by sender in ascending order, the parts that each rank has sent here, in order.
-        Tensors come flattened to one dimension, dtypes kept; `Picked` parts as `Picked` says.
+        `outgoing` maps live ranks, this rank allowed, to parts: contiguous CPU tensors of any dtype
+        and shape, `Picked` rows of such tensors, and heads, tuples of 64-bit integers. Returns, by
+        sender in ascending order, the parts sent here by a rank, in order. Tensors come flattened
+        to one dimension, dtypes kept; `Picked` parts as `Picked` says.
 
-        What was given must not be changed before this returns, nor, after `PeerFailure`, before
-        `shrink` does: another rank may still be about to get it. The result is the caller's own
-        memory, but for views of memory from `allocate_shared`: it stays valid and is never a view
-        of what a rank passed in. Raises ValueError for a rank that is not live.
+        Memory given must not be changed before the call returns, nor, after `PeerFailure`, before
+        `shrink` returns: another rank may still be about to receive from the memory. The result is
+        the caller's own memory, except views of memory from `allocate_shared`: the result stays
+        valid and is never a view of memory passed in by a rank. Raises ValueError for a rank that
+        is not live.
         """
 
     @abstractmethod
@@ -127,27 +183,27 @@ class Transport(ABC):
     def agree(self, flag: bool) -> bool:
         """Return on every rank whether all live ranks called with True.
 
-        Uniform: if it returns True on one rank, every other live rank had already called `agree`
-        with True. A rank may still see `PeerFailure` where another saw True; never True where
-        another saw False.
+        Uniform: if `agree` returns True on a rank, every other live rank had already called `agree`
+        with True. A rank may still see `PeerFailure` beside a True on another rank; never True
+        beside False.
         """
         return self.agree_alike(flag, None)[0]
 
     @abstractmethod
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
-        """`agree`, and whether all live ranks that gave a word gave the same.
+        """`agree`, and whether all live ranks with a word gave the same word.
 
-        A word has WORD_BITS bits. A rank without a word gives None. Uniform as `agree` is.
+        A word has WORD_BITS bits. A rank without a word gives `None`. Uniform like `agree`.
         """
 
     @abstractmethod
     def shrink(self) -> None:
         """Interrupt every pending call on all ranks and drop the dead from `live`.
 
-        The survivors' next call is possible then.
+        The survivors can then make the next call.
 
-        On return `live` is the same on all survivors that return from this shrink. Does not raise
-        `PeerFailure`: ranks that die meanwhile are dropped too, or are found by the next call.
+        On return `live` is the same on all survivors returning from this shrink. Does not raise
+        `PeerFailure`: ranks dying meanwhile are dropped too, or are found by the next call.
         """
 
     @abstractmethod
@@ -159,7 +215,7 @@ class Transport(ABC):
 
 
 class WrappedTransport(Transport):
-    """Another transport, `inner`, for a subclass that adds something to some of its calls."""
+    """A transport around `inner`; subclasses extend some of the calls."""
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner

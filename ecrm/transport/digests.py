@@ -1,4 +1,4 @@
-"""Digests of 64 bits: of tensors, of named state, and of whatever a batch is made of."""
+"""Digests of 64 bits: of tensors, of named state, and of the content of batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrm.transport.gpu_copies import on_host
 
 _BITS = (1 << 64) - 1
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device, Enum)
-"""Types whose words say the value, the same in every process."""
+"""Types whose `repr` gives the value, equal in every process."""
 
 
 def words_digest(text: str) -> int:
@@ -23,7 +23,7 @@ def words_digest(text: str) -> int:
 
 
 def tensor_digest(tensor: Tensor, name: str = "") -> int:
-    """The digest of a tensor on the CPU: of its name, dtype, shape and elements.
+    """The digest of a CPU tensor's name, dtype, shape and elements.
 
     Strides and addresses do not count.
     """
@@ -33,15 +33,15 @@ def tensor_digest(tensor: Tensor, name: str = "") -> int:
 
 
 def array_digest(array: np.ndarray) -> int:
-    """The digest of the elements of an array of numpy that has no objects."""
+    """The digest of the elements of a numpy array without objects."""
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(array).tobytes())
 
 
 def entry_digests(entries: Iterable[tuple[str, object]]) -> dict[str, int]:
-    """A digest of 64 bits of each entry, by name.
+    """Return a digest of 64 bits per entry, by name.
 
-    A tensor counts by dtype, shape and elements, and not by its strides, device or address. So does
-    an array of numpy. Other values count by their words.
+    A tensor counts by dtype, shape and elements, not by strides, device or address. A numpy array
+    without objects counts in the same way. Other values count by the text from `plain`.
     """
     named = list(entries)
     on_cpu = iter(on_host(*(value.detach() for _, value in named if isinstance(value, Tensor))))
@@ -66,7 +66,7 @@ def digest_of(digests: Mapping[str, int]) -> int:
 
 
 def plain(value: object) -> str:
-    """A value in words that are the same in every process; of an object, its class alone."""
+    """Return the same text for a value in every process; for an object, the class name alone."""
     if value is None or isinstance(value, _PLAIN):
         return repr(value)
     return type(value).__qualname__

@@ -1,8 +1,9 @@
-"""Copies between a GPU and memory of the host, on streams of their own.
+"""Copies between a GPU and memory of the host, on separate streams.
 
-All copies of this project go this way, but for those of kernels. Copies to the GPU go beside what
-it computes, and the host does not wait for one. Copies from there are waited for as soon as they
-have begun, several at once. Only the logits of a slot go beside other work, its backward.
+All copies of this project go through this module, except the copies of kernels. Copies to the GPU
+run beside the GPU's computing, without a wait of the host. The host waits for copies from the GPU
+right after their start, for several at once. Only the logits of a slot are copied beside other
+work, the slot's backward.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from ecrm import imitated_gpu
 from ecrm.transport import pinned
 
 WINDOW = 64 << 20
-"""Bytes copied to the host at once, at most, by `on_host`."""
+"""Most bytes copied to the host at once by `on_host`."""
 
 MOST_HELD = 1 << 30
-"""Bytes of the host that copies may still read before they are waited for."""
+"""Most bytes of tensors held for copies still under way; above, the host waits."""
 
 
 class Copies(ABC):
-    """Copies that begin at once and are waited for together."""
+    """Copies that start at once and end with a common wait."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._used: list[Tensor] = []  # by copies that may be under way
+        self._used: list[Tensor] = []  # kept for copies perhaps under way
         self._used_bytes = 0
 
     def to_host(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Begin to copy tensors of the GPU to the host: (from, to) each, alike.
+        """Begin to copy tensors of the GPU to the host: pairs (from, to), of equal size.
 
-        What is written is contiguous. The copies come after what the current stream was given
-        before. Until `wait` the one may not be changed, nor the other be read.
+        The targets are contiguous. The copies follow the work given to the current stream before.
+        Until `wait` the source may not be changed and the target may not be read.
         """
         pairs = [(_bytes(there), _bytes(here)) for there, here in pairs if there.numel()]
         self._queue(
@@ -50,10 +51,10 @@ class Copies(ABC):
         self._use(there for there, _ in pairs)
 
     def to_device(self, here: Tensor) -> Tensor:
-        """A copy on the GPU of a contiguous tensor of the host, for which the host does not wait.
+        """Return a copy on the GPU of a contiguous host tensor, without a wait of the host.
 
-        What the current stream is given afterwards comes after the copy. Pinned or lent memory may
-        not change until `wait`. Other memory is copied before this returns.
+        Work given to the current stream later follows the copy. Pinned or lent memory may not
+        change until `wait`. Other memory is copied before the return.
         """
         if not (pinned.is_lent(here) or here.is_pinned()):
             if here.nbytes <= pinned.SMALL:
@@ -93,7 +94,7 @@ class Copies(ABC):
 
 
 class StreamCopies(Copies):
-    """Of a GPU that is there: a stream for each direction."""
+    """Copies of a real GPU: a stream for each direction."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -107,7 +108,7 @@ class StreamCopies(Copies):
                 here.copy_(there, non_blocking=True)
 
     def _empty_like(self, here: Tensor) -> Tensor:
-        with torch.cuda.stream(self._up):  # so that it waits for nothing that was there before
+        with torch.cuda.stream(self._up):  # new memory waits for no earlier work
             return torch.empty(here.shape, dtype=here.dtype, device=self.device)
 
     def _arrive(self, there: Tensor, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -125,16 +126,16 @@ class StreamCopies(Copies):
 
 
 class ImitatedCopies(Copies):
-    """Of an imitated GPU. What a rank copies to pinned memory is there once it has waited.
+    """Copies of an imitated GPU. Copies to pinned memory arrive only at the rank's `wait`.
 
-    Until then that memory holds UNFINISHED. Raises ChangedUnderCopy in `wait`.
+    Until then the pinned memory holds UNFINISHED. Raises ChangedUnderCopy in `wait`.
     """
 
-    UNFINISHED = 0xCB  # no row number, nor a number that is lost in a sum
+    UNFINISHED = 0xCB  # no valid row number, and visible in any sum
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._mine = threading.local()  # ranks that are simulated are threads of one process
+        self._mine = threading.local()  # simulated ranks are threads of one process
 
     def _queue(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
         for there, here in pieces:
@@ -180,16 +181,16 @@ def copies_of(device: torch.device) -> Copies:
 
 
 def on_device(device: torch.device, here: Tensor) -> Tensor:
-    """A tensor on a device. A copy for a GPU is not waited for, as `to_device` says."""
+    """Return a tensor on a device. The host does not wait for a copy to a GPU: see `to_device`."""
     if here.device == device or here.device.type == device.type:
         return here
     return copies_of(device).to_device(here.detach().contiguous())
 
 
 def coming(there: Tensor, here: Tensor | None = None) -> Tensor:
-    """A tensor on the host. A copy of one of a GPU is there after the next `wait` or `on_host`.
+    """Return a tensor on the host; a copy from a GPU is complete after a `wait` or `on_host`.
 
-    It lies `here`, contiguous, if that is given.
+    The copy lies in `here`, contiguous, if given.
     """
     if there.is_cpu:
         return there
@@ -199,9 +200,9 @@ def coming(there: Tensor, here: Tensor | None = None) -> Tensor:
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:
-    """The tensors on the host, those of one GPU copied there, with one wait for WINDOW bytes.
+    """Return the tensors on the host, copied from one GPU, with a wait per WINDOW bytes.
 
-    Waits for all copies that were begun before, too.
+    Waits for all copies begun before, too.
     """
     there = [tensor for tensor in tensors if not tensor.is_cpu]
     if not there:
@@ -214,7 +215,7 @@ def on_host(*tensors: Tensor) -> list[Tensor]:
 
 
 def _in_windows(there: Tensor) -> Tensor:
-    """A copy in ordinary memory of the host, through pinned memory."""
+    """Return a copy in ordinary memory of the host, through pinned memory."""
     copies, here = copies_of(there.device), torch.empty(there.shape, dtype=there.dtype)
     memory = pinned.pinned(min(there.nbytes, WINDOW))
     for source, target in zip(_bytes(there).split(WINDOW), _bytes(here).split(WINDOW)):

@@ -1,4 +1,4 @@
-"""A message is a flat list of parts: tensors and heads, in groups that a head begins."""
+"""A message: a flat list of parts, tensors and heads, in groups begun by a head."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ecrm.transport.pinned import memory_to_send
 
 @dataclass(frozen=True)
 class Picked:
-    """Some rows of a tensor in a message: `source`, [R, ...], and `rows`, int64 [n].
+    """Rows of a tensor in a message: `source`, [R, ...], and `rows`, int64 [n].
 
-    What arrives is `source[rows]`, flattened. Where `source` is shared memory, another of these,
-    [R, D], arrives, and the receiver picks the rows.
+    The receiver gets `source[rows]`, flattened. If `source` is shared memory, the receiver gets a
+    `Picked` with a [R, D] source, and picks the rows.
 
-    The rows are gathered as the message is packed, which saves a copy; until then `source` must not
-    change, and if it is shared, until `Transport.allocate_shared` lets it.
+    The rows are gathered during packing, which saves a copy; until then `source` must not change. A
+    shared `source` must not change until `Transport.allocate_shared` allows the change.
     """
 
     source: Tensor
@@ -35,33 +35,34 @@ class Picked:
         return self.source.element_size()
 
     def gathered(self, out: Tensor | None = None) -> Tensor:
-        """The rows, [n, ...]; with `out`, of that shape, written there."""
+        """Return the rows, [n, ...], written to `out` of the same shape if given."""
         return torch.index_select(self.source, 0, self.rows, out=out)
 
 
 Head = tuple[int, ...]
-"""A few whole numbers of 64 bits, which say what follows: cheaper by far than a tensor of them."""
+"""A few 64-bit integers describing the following parts: far cheaper than a tensor of integers."""
 
 Part = Tensor | Picked | Head
-"""What a message is made of."""
+"""A part of a message to send."""
 
 Received = Tensor | Picked | Head
-"""What comes out of one.
+"""A part of a received message.
 
-A `Picked` comes only where one was sent: who expects that takes the part by `matrix` or `gathered`.
+A `Picked` arrives only if a `Picked` was sent; the receiver reads such a part by `matrix` or
+`gathered`.
 """
 
 
 def tensors(parts: Sequence[Received]) -> list[Tensor]:
-    """Parts that are all tensors, as tensors."""
+    """Return the parts as tensors; asserts that all are tensors."""
     assert all(isinstance(part, Tensor) for part in parts)
     return cast(list[Tensor], parts)
 
 
 def matrix(came: Tensor | Picked, rows: int) -> tuple[Tensor, Tensor | None]:
-    """So many rows that came, as a matrix, [R, D], and which of its rows they are.
+    """Return received rows as a matrix, [R, D], and the row numbers within the matrix.
 
-    The rows are int64 [n], None for all of them in order.
+    `rows` is the number of rows. The row numbers are int64 [n], `None` for all rows in order.
     """
     return (came.source, came.rows) if isinstance(came, Picked) else (came.view(rows, -1), None)
 
@@ -69,9 +70,10 @@ def matrix(came: Tensor | Picked, rows: int) -> tuple[Tensor, Tensor | None]:
 def matrix_on(
     device: torch.device, came: Tensor | Picked, rows: int
 ) -> tuple[Tensor, Tensor | None]:
-    """As `matrix`, on a device. Of rows picked in memory of the CPU only these are copied there.
+    """As `matrix`, on a device. Of rows picked in CPU memory only these rows are copied.
 
-    The copy is not waited for: what came may not change before the next exchange, share or shrink.
+    The host does not wait for the copy: the part may not change before the next exchange, share or
+    shrink.
     """
     if device.type == "cpu":
         return matrix(came, rows)
@@ -83,12 +85,12 @@ def matrix_on(
 
 
 def gathered(came: Tensor | Picked) -> Tensor:
-    """Rows that came, flattened: memory of the caller's own only if they were picked."""
+    """Return received rows, flattened: memory of the caller's own only after `Picked`."""
     return came.gathered().reshape(-1) if isinstance(came, Picked) else came
 
 
 def copied(part: Part) -> Received:
-    """What comes out of a message for `part`, in memory of its own.
+    """Return the received form of `part`, in memory of its own.
 
     Raises OverflowError for numbers of more than 64 bits.
     """
@@ -102,5 +104,5 @@ def copied(part: Part) -> Received:
 
 
 def in_groups(parts: Sequence[Received], size: int) -> Iterator[tuple[Any, ...]]:
-    """The parts in runs of `size`; raises ValueError when they do not divide."""
+    """Return the parts in runs of `size`; raise ValueError if the count is no multiple."""
     return zip(*[iter(parts)] * size, strict=True)

@@ -1,27 +1,27 @@
 """The transport over MPI with User-Level Failure Mitigation (ULFM).
 
-That is Open MPI 5 under `mpirun --with-ft ulfm`.
+The MPI is Open MPI 5 under `mpirun --with-ft ulfm`.
 
-What MPI promises and what was measured (Open MPI 5.0.11, one host) decides the shape of this file:
+The promises of MPI and the measurements (Open MPI 5.0.11, one host) decide the shape of this file:
 
 - After a death the survivors see many different error classes, not only `ERR_PROC_FAILED`: every
-  `MPI.Exception` inside a call is taken as "somebody died" and `shrink` finds out who.
-- Success may be reported for data that never came. A small `MPI_Allgatherv` did so on 19 of 24
-  survivors; `MPI_Waitall` without statuses did so on a revoked communicator, and then aborted the
-  job ("Send error after request freed") in 4 of 8 runs of 8 ranks. Data therefore travels by
-  `Isend` and `Irecv` only and every request is waited for by itself: none of 972 survivors of a
-  kill was lied to so, every word checked, and none of 140 where each was tested (`sleeps`). A
-  receive must still show the right length and, in its head, the right stamp.
-- `MPI_Comm_agree` is uniform: all survivors get the same value and the same error. It also works on
-  a revoked communicator, so a revoke does NOT chase a rank out of it.
-- `MPI_Comm_shrink` begins with an agreement on the same communicator. A rank that shrinks while
-  another still calls agree would be matched with it, and both would go on with an answer to the
-  wrong question. So every agreement here carries bits that say why its rank takes part, and ranks
-  enter `MPI_Comm_shrink` only after an agreement in which all of them said that they want to.
-- `MPI_Comm_iagree` in place of it, tested at intervals, its memory given back when it was complete,
-  crashed 3 of 7 ranks that trained (tried once); `close` uses it, as the last thing, and keeps its
-  memory.
-- `MPI_Finalize` after a failure hung in 4 of 24 runs, so it is never called.
+  `MPI.Exception` inside a call counts as "a rank died", and `shrink` finds the dead.
+- MPI may report success for data that never came. A small `MPI_Allgatherv` did on 19 of 24
+  survivors; `MPI_Waitall` without statuses did on a revoked communicator, and then aborted the job
+  ("Send error after request freed") in 4 of 8 runs of 8 ranks. Data therefore travels by `Isend`
+  and `Irecv` only, with a separate wait per request: none of 972 survivors of a kill got a false
+  success, with every word checked, and none of 140 with a test per request (`sleeps`). A receive
+  must still show the right length and, in its head, the right stamp.
+- `MPI_Comm_agree` is uniform: all survivors get the same value and the same error. An agreement
+  also works on a revoked communicator, so a revoke does NOT drive a rank out of an agreement.
+- `MPI_Comm_shrink` begins with an agreement on the same communicator. MPI would match a rank in
+  shrink with a rank still in agree, and both ranks would go on with an answer to the wrong
+  question. Every agreement here therefore carries bits for the purpose of the rank, and ranks enter
+  `MPI_Comm_shrink` only after an agreement in which all ranks want to shrink.
+- `MPI_Comm_iagree` in place of `MPI_Comm_agree`, tested at intervals, with memory freed on
+  completion, crashed 3 of 7 training ranks (tried once). Only `close` uses `MPI_Comm_iagree`, as
+  the last call, and keeps the memory.
+- `MPI_Finalize` after a failure hung in 4 of 24 runs, so the process never calls `MPI_Finalize`.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from ecrm.transport.base import (
 from ecrm.transport.message import Part, Received
 from ecrm.transport.shared_memory import SharedMemory
 
-# Bits of an agreement; the library combines them with AND over all live ranks.
+# Bits of an agreement; the library combines the bits of all live ranks with AND.
 FLAG = 1  # this rank's answer is True
 WORKING = 2  # this rank asks on behalf of its program
 SHRINKING = 4  # this rank has left the program's calls and wants to shrink
 SHRUNK = 8  # this rank's MPI_Comm_shrink succeeded
-WORD_AT = 4  # a word begins at this bit; its complement follows: both stay where all words are one
+WORD_AT = 4  # a word begins here, its complement follows: with equal words both survive AND
 WORD_MASK = (1 << WORD_BITS) - 1
 NO_WORD = (1 << 2 * WORD_BITS) - 1  # AND with it changes no other rank's word
 
-# A message's head: its length in words, its stamp (number and kind of the call), the bytes of each
-# tensor that travels apart (0: none more), then payload. It is short enough to travel eagerly,
-# header included, through Open MPI's shared memory (4,096 bytes).
+# The head of a message: the length in words, the stamp (number and kind of the call), the bytes of
+# every tensor travelling apart (0: no more tensors), then payload. The head is short enough to
+# travel eagerly, header included, through Open MPI's shared memory (4,096 bytes).
 HEAD_WORDS = 480
 MOST_APART = 6
 HEAD_FIELDS = 2 + MOST_APART
@@ -71,37 +71,37 @@ LAUNCH_LINE = "mpirun --with-ft ulfm --oversubscribe -n RANKS ..."
 CLOSE_SECONDS = 2.0
 
 FIRST_PAUSE, PAUSE_GROWS, LONGEST_PAUSE = 20e-6, 1.5, 300e-6
-"""How a rank that `sleeps` pauses between two looks for a message.
+"""The pauses of a rank that `sleeps` between two looks for a message.
 
-The first pause in seconds, how many times as long each one is as the one before, and the longest.
-The system adds some, 50 microseconds by default.
+The first pause in seconds, the growth from pause to pause, and the longest pause. The system adds
+some time, 50 microseconds by default.
 """
 TESTS_OF_A_LOOK = 8
-"""How often such a look tests a request.
+"""Tests of a request in a single look.
 
-Open MPI reads what mpirun tells of deaths at one of eight calls (opal_progress.c).
+Open MPI reads news of deaths from mpirun at one of eight calls (opal_progress.c).
 """
 
 NOTICES_EVERY_MICROSECONDS = 100
-"""How often a rank that waits in a call looks whether mpirun has told it of a death.
+"""Time between two looks of a waiting rank for a death reported by mpirun.
 
-A survivor that has not heard yet holds up all others. Open MPI's own 10,000 (mpi_event_tick_rate)
-made `shrink` of 7 idle ranks on 2 cores take 4.5 to 10.8 ms; this makes it 0.6 to 1.5 ms.
+A survivor without the news holds up all other ranks. Open MPI's own 10,000 (mpi_event_tick_rate)
+made `shrink` of 7 idle ranks on 2 cores take 4.5 to 10.8 ms; 100 makes `shrink` take 0.6 to 1.5 ms.
 """
 
 
 class MpiTransport(Transport):
-    """Calls among the ranks of MPI_COMM_WORLD, then of what `shrink` left of it.
+    """Calls among the ranks of MPI_COMM_WORLD, later among the survivors of each `shrink`.
 
-    Raises UsageError where MPI cannot survive a death: an MPI without ULFM, or more than one rank
-    started without `--with-ft ulfm` (without it mpi4py would quietly turn Shrink into Dup and Agree
-    into Allreduce). A single rank needs no mpirun.
+    Raises UsageError if MPI cannot survive a death: an MPI without ULFM, or more than one rank
+    started without `--with-ft ulfm` (mpi4py would then quietly turn Shrink into Dup and Agree into
+    Allreduce). A single rank needs no mpirun.
 
-    Not thread safe: one thread makes all calls. A call holds no GIL while it waits.
+    Not thread safe: a single thread makes all calls. A waiting call holds no GIL.
     """
 
     def __init__(self) -> None:
-        import mpi4py  # here, so that whoever imports this module does not start MPI
+        import mpi4py  # inside, since importing this module must not start MPI
 
         os.environ.setdefault("OMPI_MCA_mpi_event_tick_rate", str(NOTICES_EVERY_MICROSECONDS))
         mpi4py.rc.finalize = False
@@ -162,7 +162,7 @@ class MpiTransport(Transport):
         return self._deliver(SHARE, [wire.pack(tensors)] * len(self.live), [[]] * len(self.live))
 
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
-        """As in `Transport`, and survivors all return the same or all see `PeerFailure`."""
+        """As in `Transport`; survivors all return the same or all see `PeerFailure`."""
         bits = NO_WORD if word is None else word | (word ^ WORD_MASK) << WORD_BITS
         try:
             answer = self._communicator.Agree(WORKING | (FLAG if flag else 0) | bits << WORD_AT)
@@ -175,11 +175,11 @@ class MpiTransport(Transport):
         return bool(answer & FLAG), alike
 
     def shrink(self) -> None:
-        """As in `Transport`; measured 2 to 25 ms for 7 ranks that train on 2 cores.
+        """As in `Transport`; measured 2 to 25 ms for 7 training ranks on 2 cores.
 
-        Ends only together: the new communicator is used when all ranks of the old one agreed that
-        they have it. Waits for live ranks that are still computing, without a bound; a rank that
-        hangs must be killed from outside.
+        Survivors end only together: the new communicator is used only after an agreement that all
+        ranks have it. Waits for live ranks still computing, without a bound; a hanging rank must be
+        killed from outside.
         """
         old = self._communicator
         self._quietly(old.Revoke)
@@ -191,22 +191,22 @@ class MpiTransport(Transport):
                 & SHRUNK
             ):
                 break
-        # At most one call a communicator is interrupted; what was two communicators ago is out of
-        # reach.
+        # At most one call per communicator is interrupted; MPI no longer reaches memory of the
+        # communicator before the last.
         self._interrupted = self._interrupted[-2:]
         self._adopt(shrunk)
 
     def close(self) -> None:
-        """Tell the others that this rank leaves on purpose; wait up to 2 s for them to leave too.
+        """Tell the other ranks that this rank leaves on purpose; wait up to 2 s for their leave.
 
-        Best effort, and the last thing before `os._exit(0)`: the program must end so and not by
-        returning from main with MPI_Finalize, which hung in 4 of 24 runs after a failure. All 40
-        runs of tests/support/programs/transport_drill.py with 3 or 4 kills ended cleanly so.
-        Without the wait, a rank that is first to exit can be taken for a failure by ranks that are
-        still inside their last call. The agreement is a non-blocking one that is tested until it is
-        complete or the time is up: ranks that are still working are no reason to hang. They get
-        `PeerFailure` from the agreement they are in when this one answers it, or see this process
-        gone, and recover without it.
+        Best effort, and the last call before `os._exit(0)`: the program must not return from main
+        with MPI_Finalize, which hung in 4 of 24 runs after a failure. All 40 runs of
+        tests/support/programs/transport_drill.py with 3 or 4 kills ended cleanly by `os._exit(0)`.
+        Without the wait, ranks still inside their last call can take the first exit for a failure.
+        The agreement here is non-blocking, tested until complete or until the time is up: this rank
+        never hangs on ranks still working. Ranks still working get `PeerFailure` from their own
+        agreement when this agreement answers, or see this process gone, and recover without this
+        rank.
         """
         deadline = time.monotonic() + CLOSE_SECONDS
         bits = np.zeros(1, np.int32)
@@ -227,7 +227,7 @@ class MpiTransport(Transport):
         self._shared_memory.keep(self.live)
 
     def _places_shared(self, rank: int, tensors: Sequence[Part]) -> dict[int, int]:
-        """{place of a tensor: where it begins in this rank's memory}, if `rank` can read it."""
+        """{place: the tensor's offset in this rank's memory}, if `rank` can read the memory."""
         if rank != self.rank and rank not in self._shared_memory.readers:
             return {}
         found = (
@@ -244,14 +244,14 @@ class MpiTransport(Transport):
     def _pack_for_sending(
         self, lists: list[Sequence[Part]], apart: list[list[int]], shared: list[dict[int, int]]
     ) -> list[np.ndarray]:
-        """Each list packed, but for tensors at its places `apart` and in `shared`.
+        """Return each list packed, without the tensors at the places `apart` and in `shared`.
 
-        The next call writes over the memory.
+        The next call overwrites the memory.
 
-        Memory that is new in every call costs more than the copy: 1.8 ms against 0.08 ms for 4 MB,
-        because glibc gives freed blocks of this size back to the kernel. An interrupted call
-        changes nothing about it: MPI only reads from there, and the next call comes after a
-        `shrink`, which no live rank is through while another still receives.
+        New memory in every call costs more than the copy: 1.8 ms against 0.08 ms for 4 MB, because
+        glibc gives freed blocks of this size back to the kernel. Overwriting is safe after an
+        interrupted call too: MPI only reads the memory, and the next call comes after a `shrink`,
+        which no live rank passes while another rank still receives.
         """
         sizes = [
             wire.packed_bytes(tensors, places, there)
@@ -273,10 +273,10 @@ class MpiTransport(Transport):
     def _deliver(
         self, kind: int, packed: list[np.ndarray], apart: list[list[np.ndarray]]
     ) -> dict[int, list[Received]]:
-        """Send `packed[i]` and `apart[i]` to live rank i; return what ranks sent, unpacked.
+        """Send `packed[i]` and `apart[i]` to live rank i; return the ranks' messages, unpacked.
 
-        The caller of the transport gets views of the message to itself, which must be its own
-        memory.
+        The caller of the transport gets views of the message to itself, so `packed` for this rank
+        must be the caller's own memory.
         """
         self._call_number += 1
         self.sent_bytes += sum(len(message) for message in packed) - len(
@@ -298,7 +298,7 @@ class MpiTransport(Transport):
         except (self._mpi.Exception, PeerFailure) as error:
             self._interrupted.append(delivery)
             raise self._peer_failure(KIND_NAMES[kind], error) from error
-        except BaseException:  # MPI goes on with its memory all the same
+        except BaseException:  # MPI still uses the memory
             self._interrupted.append(delivery)
             raise
         self._shared_memory.completed()
@@ -320,21 +320,21 @@ class MpiTransport(Transport):
         return (Revoked if revoked else PeerFailure)(f"{call}: {error}")
 
     def _quietly(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """`method(*arguments)`, or None where MPI fails."""
+        """Return `method(*arguments)`, or `None` after an MPI error."""
         try:
             return method(*arguments)
         except self._mpi.Exception:
             return None
 
     def _agree_while_shrinking(self, bits: int) -> int:
-        """Agree with `bits` until all take part for the same purpose and no death is new.
+        """Agree with `bits` until all ranks take part to shrink and no death is new.
 
         Live ranks repeat the loop in step because agreements are uniform, in value and in error. A
-        rank still in the program's `agree` is answered without WORKING, leaves with `PeerFailure`
-        and comes here for the next turn.
+        rank still in the program's `agree` gets an answer without WORKING, raises `PeerFailure` and
+        joins here in the next turn.
         """
         while True:
-            # a death known to all is no error any more
+            # an acknowledged death is no error any more
             self._quietly(self._communicator.Ack_failed)
             answer: int | None = self._quietly(self._communicator.Agree, bits)
             if answer is not None and answer & SHRINKING:
@@ -342,16 +342,17 @@ class MpiTransport(Transport):
 
 
 class Delivery:
-    """One message from each rank of a communicator to each rank, itself included.
+    """A message from each rank of a communicator to each rank, itself included.
 
-    `packed`, and memory that travels `apart`, are by rank.
+    `packed`, and memory travelling `apart`, are by rank.
 
-    The head of a message says how long the message is and carries as much of it as fits; only a
-    longer one has a tail, a second MPI message. MPI counts 8-byte words: 16 GiB from one rank to
-    another. What travels apart is a message each, of 4-byte words (8 GiB), sent from where it lies.
+    The head of a message holds the message's length and as much of the message as fits; only a
+    longer message has a tail, a second MPI message. MPI counts 8-byte words: 16 GiB from rank to
+    rank. Memory travelling apart is an MPI message per tensor, of 4-byte words (8 GiB), sent from
+    the tensor's place.
 
-    Holds all memory that MPI works on, and the requests: after an error the library may go on using
-    them, so whoever catches one keeps this object.
+    Holds the requests and all memory used by MPI: after an error the library may go on using both,
+    so the handler of the error keeps this object.
     """
 
     def __init__(
@@ -384,9 +385,9 @@ class Delivery:
         self._status = mpi.Status()
 
     def run(self) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-        """What came, as int64 words, and what came apart, as int32 words, by rank.
+        """Return received messages, int64 words, and memory received apart, int32 words, by rank.
 
-        Raises MPI.Exception or PeerFailure.
+        Raises MPI.Exception or PeerFailure; RuntimeError if a rank made a different call.
         """
         heads = {peer: self._receive(self._heads_in[peer], peer) for peer in self._peers}
         for peer in self._peers:
@@ -423,7 +424,7 @@ class Delivery:
     def _read_head(self, peer: int, head: Any) -> Sequence[tuple[np.ndarray, Any]]:
         """Wait for the head and make room for the message.
 
-        Returns what is still to come: (words, pending receive) each.
+        Returns the pending parts, as (words, pending receive).
         """
         words_in = self._wait(head, self._mpi.INT64_T)
         length, stamp, *apart = self._heads_in[peer, :HEAD_FIELDS].tolist()
@@ -448,12 +449,12 @@ class Delivery:
         return request
 
     def _wait(self, receive: Any, word: Any) -> int:
-        """Words of MPI's type `word` that came. One request by one: see the top of this file."""
+        """Wait for a single request (see the top); return the words of MPI type `word`."""
         self._complete(receive)
         return int(self._status.Get_elements(word))
 
     def _complete(self, request: Any) -> None:
-        """Wait for one request; its status is `_status` then."""
+        """Wait for a single request; its status is then in `_status`."""
         if not self._sleeps:
             request.Wait(self._status)
             return

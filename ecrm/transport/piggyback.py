@@ -1,4 +1,4 @@
-"""Two sets of messages in one exchange, so that two exchanges of a step become one."""
+"""Combine two sets of messages in a single exchange, to save an exchange per step."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ecrm.transport.base import Transport
 from ecrm.transport.message import Part, Received
 
 Outgoing = Mapping[int, Sequence[Part]]
-"""What this rank sends, by receiver."""
+"""Messages of this rank, by receiver."""
 Incoming = dict[int, list[Received]]
-"""What this rank has received, by sender."""
+"""Messages received by this rank, by sender."""
 Rounds = Generator[Outgoing, Incoming, None]
-"""Yields what this rank sends in each exchange and is sent what it receives in it.
+"""Yields the outgoing messages of an exchange; is sent the received messages.
 
 All live ranks yield equally often.
 """
@@ -21,10 +21,10 @@ All live ranks yield equally often.
 def exchange(
     transport: Transport, outgoing: Outgoing, attached: Outgoing | None = None
 ) -> tuple[Incoming, Incoming | None]:
-    """Collective: one exchange of `outgoing`, and of what is `attached` to it.
+    """Collective: make a single exchange of the `outgoing` and the `attached` messages.
 
-    Returns what was received of each, as `Transport.exchange` does; the second is None where
-    nothing may be attached. All ranks attach, be it {}, or none does.
+    Returns the messages received of either kind, as `Transport.exchange` does; the second is `None`
+    if `attached` is `None`. Either all ranks attach, if only {}, or no rank does.
     """
     if attached is None:
         return transport.exchange(outgoing), None
@@ -47,9 +47,10 @@ def exchange(
 def exchange_rounds(
     transport: Transport, rounds: Rounds, attached: Outgoing | None = None
 ) -> Incoming | None:
-    """Collective: make the exchanges that `rounds` asks for, the first one with what is `attached`.
+    """Collective: make the exchanges of `rounds`, the first with the `attached` messages.
 
-    Returns what others had attached; None where nothing was, or where there was no exchange.
+    Returns the messages attached for this rank; `None` without attached messages or without an
+    exchange.
     """
     collected: Incoming | None = None
     outgoing = next(rounds, None)

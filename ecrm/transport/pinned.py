@@ -1,9 +1,9 @@
 """Memory of the host that a GPU reads and writes by itself, while the CPU goes on.
 
-Two kinds: memory that is pinned as it is made, kept for the next use; and memory that ranks lend
-each other, which is registered with CUDA as it comes into use, in chunks. A chunk is registered no
-more once it is freed, or long unused, or before it is unmapped. A copy must not reach from one
-registration into the next, so it goes in pieces.
+The memory is of two kinds: memory pinned at allocation and kept for the next use; and memory that
+ranks lend to other ranks, registered with CUDA at first use, in chunks. The registration of a chunk
+ends when the chunk is freed, or long unused, or about to be unmapped. A copy must not reach from
+one registration into the next, and is therefore split into pieces.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from torch import Tensor
 from ecrm import imitated_gpu
 
 CHUNK = 16 << 20
-"""Bytes that are registered together, and with that handed out by the system."""
+"""Bytes of a chunk: registered together, and with the registration handed out by the system."""
 
 MOST_BYTES = 1 << 30
-"""Pinned memory that is in use at once, in bytes. What comes on top is ordinary memory."""
+"""Most pinned memory in use at once, in bytes. Further memory is ordinary memory."""
 
 SMALL = 1 << 16
-"""Bytes up to which CUDA takes what it copies to a GPU with it: not worth pinned memory."""
+"""Most bytes of ordinary memory that CUDA stages itself on the way to a GPU: not worth pinning."""
 
 UNUSED = 256
-"""Waits for copies after which a chunk that none of them has used is registered no more."""
+"""Waits for copies after which the registration of an unused chunk ends."""
 
 _ALIGNED = 128
 _READ_ONLY = 8  # cudaHostRegisterReadOnly
 
 
 def register(device: torch.device, memory: Tensor | np.ndarray, read_only: bool = False) -> bool:
-    """Register memory that stays where it is; whether CUDA does."""
+    """Register memory that stays in place; return whether CUDA accepts."""
     address, size = _place(memory)
     if imitated_gpu.imitating():
         imitated_gpu.registered[address] = size
         return True
     runtime = torch.cuda.cudart()
-    torch.zeros(1, device=device)  # CUDA is up, and has no error left of before
+    torch.zeros(1, device=device)  # starts CUDA, and shows any earlier error here
     error = runtime.cudaHostRegister(address, size, _READ_ONLY if read_only else 0)
     if int(error) == 0:
         return True
     with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device=device)  # else the next kernel would be taken for what has failed
+        torch.zeros(1, device=device)  # clears the error: else the next kernel would seem to fail
     return False
 
 
 def unregister(address: int) -> None:
-    """Undo `register` of memory that begins there."""
+    """Undo `register` of memory beginning at an address."""
     if imitated_gpu.registered.pop(address, None) is None:
         torch.cuda.cudart().cudaHostUnregister(address)
 
 
 @dataclass
 class Lent:
-    """A stretch of memory that ranks lend, in chunks of so many bytes.
+    """A stretch of memory lent by ranks, in chunks of `chunk` bytes.
 
-    `chunks`: by number, whether it is registered, and how many waits there were when it was used.
+    `chunks`: by number, whether the chunk is registered, and the number of waits at the last use.
     """
 
     address: int
@@ -72,11 +72,11 @@ class Lent:
     chunks: dict[int, tuple[bool, int]] = field(default_factory=dict)
 
     def numbers(self, begin: int, size: int) -> range:
-        """The chunks in which bytes lie, by number; `begin` is the place of the first."""
+        """The numbers of the chunks of `size` bytes from offset `begin` on."""
         return range(begin // self.chunk, -(-(begin + size) // self.chunk))
 
     def use(self, device: torch.device, number: int) -> None:
-        """A copy uses a chunk, which is registered if it is not."""
+        """Note a copy's use of a chunk, and register a new chunk."""
         if number in self.chunks:
             registered, _ = self.chunks[number]
         else:
@@ -86,14 +86,14 @@ class Lent:
         self.chunks[number] = registered, _waits
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """No copy uses these chunks any more."""
+        """Unregister chunks without further use by copies."""
         for number in numbers:
             registered, _ = self.chunks.pop(number, (False, 0))
             if registered:
                 unregister(self.address + number * self.chunk)
 
     def forget(self) -> None:
-        """Nothing uses it any more, and it is about to be unmapped."""
+        """Unregister all chunks: the memory has no more users and is about to be unmapped."""
         _lent.pop(self.address, None)
         self.drop(list(self.chunks))
 
@@ -103,9 +103,9 @@ _waits = 0
 
 
 def lend(memory: np.ndarray, read_only: bool) -> None:
-    """Have this memory, uint8, registered as it is copied to a GPU or from one.
+    """Have memory, uint8, registered chunk by chunk, at the first copy to or from a GPU.
 
-    That is until the array dies, and all tensors and arrays on it, which keep it alive.
+    The lending ends with the array and all tensors and arrays on it, which keep the array alive.
     """
     lent = Lent(*_place(memory), read_only, CHUNK)
     _lent[lent.address] = lent
@@ -118,7 +118,7 @@ def is_lent(host: Tensor) -> bool:
 
 
 def freed(memory: Tensor | np.ndarray) -> None:
-    """Lent memory that nobody uses any more, and that no copy is under way from or to."""
+    """Unregister lent memory without further users and without copies under way."""
     address, size = _place(memory)
     if (lent := _lent_at(address)) is not None:
         begin = address - lent.address
@@ -126,9 +126,9 @@ def freed(memory: Tensor | np.ndarray) -> None:
 
 
 def waited() -> None:
-    """No copy is under way in this process. Chunks that were long unused are registered no more.
+    """Count a wait; no copy is under way in this process. Unregister long unused chunks.
 
-    They may be freed, which a rank that reads them is not told.
+    Such chunks may be freed already: a reading rank is not told when the lender frees memory.
     """
     global _waits
     _waits += 1
@@ -138,9 +138,9 @@ def waited() -> None:
 
 
 def pieces(device: torch.device, host: Tensor) -> Iterator[slice]:
-    """The bytes of a contiguous tensor of the host, in stretches that are copied one by one.
+    """Split the bytes of a contiguous tensor of the host into the stretches of its copies.
 
-    Registers what is lent and has not been registered yet.
+    Registers lent chunks not yet registered.
     """
     address, size = _place(host)
     lent = _lent_at(address)
@@ -155,9 +155,9 @@ def pieces(device: torch.device, host: Tensor) -> Iterator[slice]:
 
 
 class Arena:
-    """Pinned memory for what one call sends; the next call writes over it.
+    """Pinned memory for the sends of a single call; the next call overwrites the memory.
 
-    What is more than `most` bytes is ordinary memory, and is not kept.
+    A request of more than `most` bytes gets ordinary memory, which is not kept.
     """
 
     def __init__(self, most: int = MOST_BYTES) -> None:
@@ -165,11 +165,11 @@ class Arena:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def like(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Memory of the host for values of such shapes and dtypes, contiguous, holding anything."""
+        """Memory of the host for values of such shapes and dtypes, contiguous, of any content."""
         ends = np.cumsum([-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors]).tolist()
         memory, total = self._memory, ends[-1] if ends else 0
         if total > len(memory):
-            # given back before the larger one is asked for
+            # frees the old memory before the request for the larger memory
             self._memory = memory = torch.empty(0, dtype=torch.uint8)
             room = max(total, min(max(total + total // 4, SMALL), self._most))
             memory = pinned(room, self._most)
@@ -185,9 +185,10 @@ _in_use = 0
 
 
 def pinned(size: int, most: int = MOST_BYTES) -> Tensor:
-    """Uint8 [size], pinned if no more than `most` bytes are in use so; torch keeps it for the next.
+    """Return uint8 [size], pinned if pinned memory in use then stays within `most` bytes.
 
-    Tensors on it keep it alive. Torch takes the next power of two.
+    Tensors on the memory keep the memory alive; torch then keeps the memory for the next use. Torch
+    takes the next power of two.
     """
     global _in_use
     taken = 1 << max(size - 1, 0).bit_length()
@@ -195,7 +196,7 @@ def pinned(size: int, most: int = MOST_BYTES) -> Tensor:
         return torch.empty(size, dtype=torch.uint8)
     try:
         memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError:  # the system lets no more of it be pinned
+    except RuntimeError:  # the system refuses to pin more memory
         return torch.empty(size, dtype=torch.uint8)
     _in_use += taken
     weakref.finalize(memory.untyped_storage(), _given_back, taken).atexit = False
@@ -203,17 +204,17 @@ def pinned(size: int, most: int = MOST_BYTES) -> Tensor:
 
 
 def memory_to_send(size: int) -> Tensor:
-    """Uint8 [size], from which a copy to a GPU is not waited for: pinned, if that is worth it."""
+    """Return uint8 [size] for copies to a GPU without a wait: pinned above SMALL bytes."""
     return torch.empty(size, dtype=torch.uint8) if size <= SMALL else pinned(size)
 
 
 def pinned_like(tensor: Tensor) -> Tensor:
-    """Memory of the host for the values of a tensor, contiguous, holding anything."""
+    """Memory of the host for the values of a tensor, contiguous, of any content."""
     return pinned(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
 
 
 def rows_to_send(rows: int, dim: int) -> Tensor:
-    """Float32 [rows, dim], holding anything, of `memory_to_send`."""
+    """Return float32 [rows, dim], of any content, from `memory_to_send`."""
     return memory_to_send(4 * rows * dim).view(torch.float32).view(rows, dim)
 
 

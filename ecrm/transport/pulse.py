@@ -1,10 +1,10 @@
-"""The pulse of a GPU: a rank asks now and then, the GPU answers, and the rank's guard looks on.
+"""The pulse of a GPU: the rank asks now and then, the GPU answers, and the rank's guard watches.
 
-A kernel that hangs leaves its rank in a wait that never returns, in which no line of Python may
-run. So the answer is a word in memory that rank and guard share, and the GPU itself writes it, once
-it has come so far in what it was given.
+A hanging kernel leaves the rank in a wait without end, and no line of Python may run. The answer is
+therefore a word in memory shared by rank and guard, and the GPU itself writes the word, in order
+with the work given to the GPU.
 
-This module does without torch, since guards do.
+This module does not import torch, since guards do not.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import mmap
 from collections.abc import Callable
 
 ASKS_EACH_LIMIT = 8
-"""How often a rank asks in the time that a GPU may take for an answer."""
+"""Questions of a rank within the time allowed to a GPU for an answer."""
 
 
 def _nothing() -> None:
-    """Default for asking."""
+    """Default for `Pulse.ask`."""
 
 
 class Pulse:
-    """The words: how often was asked, and which question was answered last.
+    """Two words: the number of questions asked, and the last question answered.
 
-    Shared with processes that are forked later. A GPU may take `limit_seconds` for an answer.
+    Shared with processes forked later. A GPU may take `limit_seconds` for an answer.
     """
 
     def __init__(self, limit_seconds: float) -> None:
         self.memory = mmap.mmap(-1, mmap.PAGESIZE)
         self.limit_seconds = limit_seconds
         self.ask: Callable[[], None] = _nothing
-        """Ask the GPU, as its rank does before it waits for it. Nothing where there is no GPU."""
+        """Ask the GPU, before the rank waits for the GPU. Does nothing without a GPU."""
         self._words = memoryview(self.memory).cast("q")
 
     @property
@@ -42,7 +42,7 @@ class Pulse:
         return self._words[1]
 
     def question(self) -> int:
-        """Count a question; its number is the answer to it."""
+        """Count a question; return the question's number, the expected answer."""
         self._words[0] += 1
         return self._words[0]
 
@@ -50,8 +50,8 @@ class Pulse:
 class Unanswered:
     """The guard's side: tells when the GPU has not answered for `pulse.limit_seconds`.
 
-    Call `look()` now and then. The time begins at the look that first sees the question: a guard
-    that gets no core for a while does not count it.
+    Call `look()` now and then. The time begins at the first look that sees the question: time
+    without a core for the guard does not count.
     """
 
     def __init__(self, pulse: Pulse, clock: Callable[[], float]) -> None:
@@ -61,7 +61,7 @@ class Unanswered:
         self._since = clock()
 
     def look(self) -> bool:
-        """Whether the rank is to be given up."""
+        """Whether to give up the rank."""
         answered, now = self._pulse.answered, self._clock()
         seen = (self._pulse.asked > answered, answered)
         if seen != self._seen:

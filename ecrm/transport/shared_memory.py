@@ -1,10 +1,10 @@
-"""Memory of one rank that other ranks of its host read where it lies, without a copy.
+"""Memory of a rank that other ranks of its host read in place, without a copy.
 
-It is a file in memory without a name: it is gone with the last process that has it, however these
-end, and what a rank that dies has shared can be read all the same. Core dumps leave it out, owners'
-and readers': a dump has the system hand out every page of it, and a rank counts as alive until its
-dump is written. Others reach it through its number among the open files of its process
-(`/proc/PID/fd/NUMBER`), which takes the same user.
+The memory is an unnamed file in memory: the file lasts until the last process with a mapping ends,
+however processes end, and memory shared by a dead rank stays readable. Core dumps leave the memory
+out, of owners and of readers: a dump has the system hand out every page of the memory, and a rank
+counts as alive until its dump is written. Other ranks reach the file through its number among the
+open files of the owner (`/proc/PID/fd/NUMBER`), which needs the same user.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ecrm.transport.pinned import freed, lend
 ADDRESS_SPACE = 4
 """Addresses set aside for a rank's shared memory, in times of this machine's memory.
 
-Addresses are not memory. A rank may share three times its rows and what a step needs of them, and
-addresses are not used again when a shard is given up.
+Addresses are not memory. A rank may share three times its rows plus the rows' memory of a step, and
+never uses addresses again after giving up a shard.
 """
 
 ADDRESSES = 1 << 45
-"""And no more than this among all ranks, since each maps the memory of all others.
+"""Most addresses set aside among all ranks, since each rank maps the memory of all ranks.
 
 A process has 2^47 addresses on most machines.
 """
@@ -44,7 +44,7 @@ A process has 2^47 addresses on most machines.
 class OwnMemory:
     """The memory that a rank can share.
 
-    Raises OSError where the system gives no such memory, or limits the addresses.
+    Raises OSError if the system gives no such memory, or limits the addresses.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -71,11 +71,11 @@ class OwnMemory:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes that the system has handed out."""
+        """Bytes handed out by the system."""
         return os.fstat(self.file).st_blocks * 512
 
     def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        """Zeros of that shape, as `lazy_zeros`; ordinary memory once addresses are used up."""
+        """Zeros of a shape, as `lazy_zeros`; ordinary memory once addresses are used up."""
         count = math.prod(shape)
         size = -(-max(count * np.dtype(dtype).itemsize, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._used + size > self.size:
@@ -86,49 +86,50 @@ class OwnMemory:
         return torch.from_numpy(array).view(shape)
 
     def ahead(self, size: int) -> Tensor:
-        """The next `size` bytes that will be allocated, or as many as are left, uint8.
+        """The next `size` bytes to be allocated, or as many as are left, uint8.
 
-        The system can be made to hand them out before.
+        Callers can have the system hand out these pages early.
         """
         return torch.from_numpy(self.memory[self._used : self._used + size])
 
     def offset(self, tensor: Tensor) -> int | None:
-        """Where a contiguous tensor begins in this memory; None where it is not in it."""
+        """The offset of a contiguous tensor in this memory; `None` for a tensor elsewhere."""
         offset = tensor.data_ptr() - self._address
         return offset if 0 <= offset < self.size else None
 
     def completed(self) -> None:
-        """This rank has completed an exchange or share, which every other rank has entered.
+        """Note that this rank has completed an exchange or share, entered by every other rank.
 
-        After two of them, what was freed before is given back.
+        Memory freed before the last two such calls is given back to the system.
         """
         self._calls += 1
         while self._freed and self._freed[0][0] + 2 <= self._calls:
             _, start, size = self._freed.pop(0)
-            freed(self.memory[start : start + size])  # what is registered stays
-            with contextlib.suppress(OSError):  # then it stays
+            freed(self.memory[start : start + size])  # registered pages would stay
+            with contextlib.suppress(OSError):  # on failure the memory stays
                 self._map.madvise(mmap.MADV_REMOVE, start, size)
 
     def _free(self, start: int, size: int) -> None:
-        """Nobody here uses these bytes any more, but others may.
+        """Note bytes without users in this process; other ranks may still use the bytes.
 
-        They use rows and gradients until they enter the next exchange, and deltas until they have
-        taken them back or committed them. That is when they next exchange or share anything behind
-        an agreement on it, since agreements of MPI are uniform.
+        Other ranks use rows and gradients until they enter the next exchange, and deltas until they
+        have undone or committed the deltas. A rank that enters an exchange or share after the
+        agreement on the commit has done so, since agreements of MPI are uniform.
         """
         self._freed.append((self._calls, start, size))
 
 
 class SharedMemory:
-    """What a rank shares, and what it can read of others.
+    """The memory shared by a rank, and the readable memory of other ranks.
 
-    `readers` are the ranks that can read its memory, `shared_bytes` is how much they were sent so.
+    `readers` are the ranks able to read this rank's memory, `shared_bytes` counts the message bytes
+    saved by sharing.
 
-    None can before `share_with`. Where this rank has no memory to share, all is as if nobody could.
+    `readers` is empty before `share_with`. A rank without memory to share never shares.
     """
 
     def __init__(self, ranks: int) -> None:
-        """`ranks` is how many there are in all."""
+        """`ranks` is the number of all ranks."""
         self._own: OwnMemory | None = None
         with contextlib.suppress(OSError):
             self._own = OwnMemory(ranks)
@@ -138,7 +139,7 @@ class SharedMemory:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of memory that the system has handed out for what this rank can share."""
+        """Bytes handed out by the system for the memory that this rank can share."""
         return 0 if self._own is None else self._own.bytes_used
 
     def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
@@ -150,13 +151,13 @@ class SharedMemory:
         )
 
     def ahead(self, size: int) -> Tensor:
-        """As `OwnMemory.ahead`; empty where this rank has no memory to share."""
+        """As `OwnMemory.ahead`; empty for a rank without memory to share."""
         return torch.empty(0, dtype=torch.uint8) if self._own is None else self._own.ahead(size)
 
     def offer(self, host: str) -> dict[str, Any]:
-        """What another rank of `host` needs to read the memory of this one.
+        """Return the data another rank of `host` needs to read the memory of this rank.
 
-        As JSON has it; empty where there is none.
+        Values are JSON values; empty for a rank without memory to share.
         """
         if self._own is None:
             return {}
@@ -169,7 +170,7 @@ class SharedMemory:
         }
 
     def accept(self, host: str, offers: Mapping[int, Mapping[str, Any]]) -> list[int]:
-        """The ranks, of those that offer theirs, whose memory this rank can read from now on."""
+        """Map the offered memory of ranks; return all ranks with memory readable from now on."""
         for rank, offer in offers.items():
             memory = _opened(offer) if offer and offer["system"] == _system(host) else None
             if memory is not None:
@@ -177,27 +178,27 @@ class SharedMemory:
         return sorted(self._of)
 
     def share_with(self, readers: Collection[int]) -> None:
-        """These ranks have accepted."""
+        """Set the ranks that have accepted this rank's offer."""
         self.readers = frozenset(readers)
 
     def offset(self, tensor: Tensor) -> int | None:
-        """Where a contiguous tensor begins in this rank's shared memory.
+        """The offset of a contiguous tensor in this rank's shared memory.
 
-        None where it is elsewhere.
+        `None` for a tensor elsewhere.
         """
         return None if self._own is None else self._own.offset(tensor)
 
     @property
     def memory(self) -> np.ndarray | None:
-        """All that this rank can share, uint8; None where it has no such memory."""
+        """All memory that this rank can share, uint8; `None` without such memory."""
         return None if self._own is None else self._own.memory
 
     def memory_of(self, rank: int) -> np.ndarray | None:
-        """The memory of another rank, uint8, not to be written; None where it cannot be read."""
+        """The memory of another rank, uint8, read-only; `None` if unreadable."""
         return self._of.get(rank)
 
     def keep(self, live: Collection[int]) -> None:
-        """Only these ranks are left: others' memory is gone once nothing here uses it."""
+        """Forget the memory of ranks outside `live`; memory goes once unused in this process."""
         self._of = {rank: memory for rank, memory in self._of.items() if rank in live}
 
     def completed(self) -> None:
@@ -207,7 +208,7 @@ class SharedMemory:
 
 
 def _system(host: str) -> list[Any]:
-    """What ranks have in common that can find one another's open files."""
+    """An identity of the system, equal for ranks able to find each other's open files."""
     try:
         return [
             host,
@@ -215,13 +216,13 @@ def _system(host: str) -> list[Any]:
             os.stat("/proc/self/ns/pid").st_ino,
         ]
     except OSError:
-        return [host, os.getpid()]  # as nobody else
+        return [host, os.getpid()]  # equal to no other rank's
 
 
 def _opened(offer: Mapping[str, Any]) -> np.ndarray | None:
-    """The memory that was offered, uint8; writing to it is a segmentation fault.
+    """Map the offered memory, uint8; writing to the memory is a segmentation fault.
 
-    None where the system does not let this process have it.
+    `None` if the system refuses this process the memory.
     """
     try:
         file = os.open(f"/proc/{offer['pid']}/fd/{offer['file']}", os.O_RDWR | os.O_CLOEXEC)
@@ -235,7 +236,7 @@ def _opened(offer: Mapping[str, Any]) -> np.ndarray | None:
     except OSError:
         return None
     memory = np.frombuffer(mapped, np.uint8)
-    # Not mapped so from the beginning, since torch warns of arrays that cannot be written.
+    # Mapped writable at first, since torch warns of read-only arrays.
     protected = ctypes.CDLL(None).mprotect(
         ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.size), mmap.PROT_READ
     )

@@ -1,4 +1,4 @@
-"""What is sent from a GPU goes through memory of the host."""
+"""Send tensors of a GPU through memory of the host."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ecrm.transport.pinned import Arena, memory_to_send
 
 
 class StagedTransport(WrappedTransport):
-    """Another transport, `inner`, for a rank whose rows are on a GPU, `device`.
+    """A transport around `inner`, for a rank with its rows on a GPU, `device`.
 
-    What is sent may lie on the device. It is copied to memory of the host first, once, however many
-    ranks get it and however many rows are picked of it. All copies of a call are waited for
-    together, and with them those to the device that read what had come before. What is received is
-    on the host, in pinned memory where that is worth it.
+    Tensors to send may lie on the device. A call first copies each tensor to memory of the host,
+    once, however many ranks get the tensor and however many rows are picked from it. A single wait
+    ends all copies of a call, and also the copies to the device that read earlier messages.
+    Received tensors are on the host, in pinned memory if larger than SMALL bytes.
 
-    Memory from `lend_on_device` has a twin on the host, lent to other ranks: what is sent of it is
-    copied there, and ranks of this host read it where it lies. `allocate_shared` gives memory of
-    the host.
+    Memory from `lend_on_device` has a twin on the host, lent to other ranks: tensors sent from the
+    memory are copied to the twin, and ranks of this host read the twin in place. `allocate_shared`
+    gives memory of the host.
     """
 
     def __init__(self, inner: Transport, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class StagedTransport(WrappedTransport):
         self.inner.receive_memory = _receive_memory
 
     def lend_on_device(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        """Zeros on the device that may be sent, and changed again, as `allocate_shared` says."""
+        """Zeros on the device, to be sent and changed by the rules of `allocate_shared`."""
         memory = ZerosOn(self._device)(*shape, dtype=dtype)
         if memory.numel():
             address = memory.untyped_storage().data_ptr()
@@ -60,7 +60,7 @@ class StagedTransport(WrappedTransport):
         self.inner.shrink()
 
     def _on_host(self, parts: Sequence[Part]) -> list[Part]:
-        """The same parts, all of them on the host, where they stay until the next call."""
+        """Return the same parts on the host, where they stay until the next call."""
         on_device = {id(source): source for part in parts if (source := _source(part)) is not None}
         staged = {number: self._twin(source) for number, source in on_device.items()}
         others = [number for number, twin in staged.items() if twin is None]
@@ -79,7 +79,7 @@ class StagedTransport(WrappedTransport):
         self._copies.wait()
 
     def _twin(self, source: Tensor) -> Tensor | None:
-        """Where a tensor is staged that lies in memory that is lent; None for another."""
+        """The place in the twin for a tensor in lent memory; `None` for any other tensor."""
         if not source.numel() or not source.is_contiguous():
             return None
         twin = self._twins.get(source.untyped_storage().data_ptr())
@@ -95,7 +95,7 @@ def _receive_memory(size: int) -> np.ndarray:
 
 
 def _source(part: Part) -> Tensor | None:
-    """The tensor of a part that lies on a device, if one does."""
+    """The tensor of a part if on a device, else `None`."""
     if isinstance(part, tuple):
         return None
     source = part.source if isinstance(part, Picked) else part

@@ -1,6 +1,6 @@
-"""A list of tensors and heads as one run of bytes, and back.
+"""Pack a list of tensors and heads into a single run of bytes, and unpack the run.
 
-Layout, everything little-endian int64 words, so that a buffer can travel as int64:
+Layout, everything little-endian int64 words, to let a buffer travel as int64:
 
     word 0                      number of parts, n
     words 1 .. 2n               for each part a code and a length: of a tensor its dtype's code and
@@ -8,13 +8,13 @@ Layout, everything little-endian int64 words, so that a buffer can travel as int
     then                        the words of all heads
     then for each tensor        its elements, padded with zero bytes to a multiple of 8
 
-A tensor may travel apart, from where it lies: APART is added to its code then, and its elements are
-not in the run. Or it is shared: SHARED is added to its code, and a word among those of the heads
-says at which byte of its sender's memory it begins, which the receiver can read. Of rows
-that are picked from shared memory (PICKED) three words say where the matrix begins, how wide it is
-and how many are picked; which ones, int64, is in the run in place of the rows. An empty list takes
-no bytes at all. Shapes do not travel: what comes out is one-dimensional, but for the matrix that
-rows are picked from. Nothing is pickled, so bytes from a peer can never run code.
+A tensor may travel apart, sent from its own memory: then APART is added to the code, and the
+elements are not in the run. A tensor may also be shared: then SHARED is added to the code, and a
+word among the heads gives the tensor's offset in the sender's memory, readable by the receiver. For
+rows picked from shared memory (PICKED) three words give the offset of the matrix, the width of the
+matrix and the number of picked rows; the run holds the row numbers, int64, in place of the rows. An
+empty list takes no bytes at all. Shapes do not travel: unpacked tensors are one-dimensional, except
+the matrix of picked rows. Nothing is pickled: bytes from a peer can never run code.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ WORDS_OF_PICKED = 3
 APART_BYTES = 1 << 17
 """From this size on a tensor travels apart.
 
-What matters is the deltas of a step, megabytes in all. The size itself was not tuned.
+Chosen for the deltas of a step, megabytes in all. The size itself was not tuned.
 """
 
 SHARED_BYTES = 1 << 10
-"""It is shared, if it can be, where the message gets so much shorter. Not tuned either."""
+"""A tensor is shared, if possible, when the message gets shorter by so much. Not tuned."""
 
 NOTHING_SHARED: Mapping[int, int] = {}
 
@@ -71,8 +71,9 @@ CODE_OF_DTYPE = {dtype: code for code, dtype in enumerate(DTYPES)}
 def check(parts: Sequence[Part]) -> None:
     """Raise ValueError for a tensor that cannot travel.
 
-    It is not on the CPU, not contiguous, or of an unknown dtype. Heads are not looked at: numbers
-    of more than 64 bits raise OverflowError when they are packed.
+    Such a tensor is not on the CPU, not contiguous plain memory, or of an unknown dtype; or the
+    picked rows are not int64, one-dimensional and contiguous. Heads are not checked: numbers of
+    more than 64 bits raise OverflowError during packing.
     """
     for place, part in enumerate(parts):
         if isinstance(part, tuple):
@@ -96,7 +97,7 @@ def check(parts: Sequence[Part]) -> None:
 
 
 def places_of(parts: Sequence[Part], size: int) -> list[int]:
-    """Places of `parts` that need not be packed: tensors of `size` bytes and more."""
+    """Places of `parts` that need no packing: tensors of `size` bytes or more in 4-byte words."""
     return [
         place
         for place, part in enumerate(parts)
@@ -105,7 +106,7 @@ def places_of(parts: Sequence[Part], size: int) -> list[int]:
 
 
 def worth_sharing(parts: Sequence[Part]) -> list[tuple[int, torch.Tensor]]:
-    """Places of `parts` that should be sent as shared memory if they can be, and that memory."""
+    """Places of `parts` to send as shared memory if possible, with the tensor of a part."""
     return [
         (place, part.source if isinstance(part, Picked) else part)
         for place, part in enumerate(parts)
@@ -114,18 +115,18 @@ def worth_sharing(parts: Sequence[Part]) -> list[tuple[int, torch.Tensor]]:
 
 
 def spared(part: Part) -> int:
-    """Bytes by which a message is shorter when a tensor or picked rows lie in shared memory."""
+    """Bytes saved in a message by a tensor or picked rows in shared memory."""
     assert not isinstance(part, tuple)
     return padded(_size(part)) - WORD_BYTES * _words_of_shared(part)
 
 
 def _words_of_shared(part: torch.Tensor | Picked) -> int:
-    """How many words say where a part lies in shared memory."""
+    """The number of words for the place of a part in shared memory."""
     return WORDS_OF_PICKED + part.rows.numel() if isinstance(part, Picked) else 1
 
 
 def _size(part: torch.Tensor | Picked) -> int:
-    """Bytes of what a tensor, or what is picked of one, comes to."""
+    """Bytes of a tensor, or of the rows picked from a tensor."""
     return part.numel() * part.element_size()
 
 
@@ -134,9 +135,9 @@ def _is_words(tensor: torch.Tensor, size: int) -> bool:
 
 
 def bytes_of(tensor: Part) -> np.ndarray:
-    """The memory of a contiguous tensor, uint8: what is sent of one that travels apart."""
+    """The memory of a contiguous tensor, uint8, as sent apart."""
     assert isinstance(tensor, torch.Tensor)
-    if tensor.numel() == 0:  # may have a stride that view refuses
+    if tensor.numel() == 0:  # view may refuse the stride of an empty tensor
         return np.empty(0, np.uint8)
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
@@ -144,9 +145,9 @@ def bytes_of(tensor: Part) -> np.ndarray:
 def packed_bytes(
     parts: Sequence[Part], apart: Collection[int] = (), shared: Mapping[int, int] = NOTHING_SHARED
 ) -> int:
-    """Bytes that `parts` take when packed, a multiple of 8.
+    """The number of bytes of packed `parts`, a multiple of 8.
 
-    Tensors at the places `apart` and in `shared` are left out. Raises as `check` does.
+    Tensors at the places `apart` and in `shared` are left out. Raises like `check`.
     """
     if not parts:
         return 0
@@ -170,10 +171,10 @@ def pack_into(
 ) -> None:
     """Write `parts` over all of `buffer`, uint8, 8-byte aligned.
 
-    It is exactly `packed_bytes(parts, apart, shared)` long.
+    The buffer must have exactly `packed_bytes(parts, apart, shared)` bytes.
 
-    `shared` says where tensors at some places, or those that rows are picked from, begin in memory
-    that the receiver can read. Does not check again what `packed_bytes` has checked.
+    `shared` gives, by place, the offset of a tensor, or of the matrix of picked rows, in memory
+    readable by the receiver. Does not repeat the checks of `packed_bytes`.
     """
     if not parts:
         return
@@ -215,7 +216,7 @@ def pack_into(
 
 
 def pack(parts: Sequence[Part], shared: Mapping[int, int] = NOTHING_SHARED) -> np.ndarray:
-    """`parts` as one new uint8 buffer of `packed_bytes(parts, (), shared)` bytes."""
+    """Return `parts` as a new uint8 buffer of `packed_bytes(parts, (), shared)` bytes."""
     buffer = np.empty(packed_bytes(parts, (), shared), np.uint8)
     pack_into(buffer, parts, (), shared)
     return buffer
@@ -224,14 +225,15 @@ def pack(parts: Sequence[Part], shared: Mapping[int, int] = NOTHING_SHARED) -> n
 def unpack(
     buffer: np.ndarray, apart: Sequence[np.ndarray] = (), shared: np.ndarray | None = None
 ) -> list[Received]:
-    """The heads and tensors packed in all of `buffer`, uint8, 8-byte aligned.
+    """Return the heads and tensors packed in all of `buffer`, uint8, 8-byte aligned.
 
-    Tensors are one-dimensional views of it; of `apart`, what came apart, uint8; or of `shared`, all
-    of the sender's memory that can be read, uint8. Rows picked from that come as `Picked`.
+    Tensors are one-dimensional views of `buffer`; of `apart`, the memory received apart, uint8; or
+    of `shared`, all readable memory of the sender, uint8. Rows picked from `shared` come as
+    `Picked`.
 
-    The views keep their memory alive and, but for those of what is shared, do not overlap. Raises
-    ValueError for bytes that no `pack` wrote (a wrong length, count, dtype code or place in what is
-    shared); payload bytes are not checked.
+    The views keep their memory alive and, except views of `shared`, do not overlap. Raises
+    ValueError for bytes not written by `pack` (a wrong length, count, dtype code or place in
+    `shared`); payload bytes are not checked.
     """
     if buffer.size == 0:
         return []
@@ -298,7 +300,7 @@ def unpack(
 
 
 def _head_words_of_shared(code: int) -> int:
-    """How many words between the codes and what is packed say where a shared part lies."""
+    """The number of words among the heads for the place of a shared part."""
     return WORDS_OF_PICKED if code >= PICKED else int(code >= SHARED)
 
 
@@ -332,11 +334,11 @@ def _shared_view(
 
 
 def padded(size: int) -> int:
-    """Bytes that `size` bytes take in a run."""
+    """The number of bytes for `size` bytes in a run."""
     return -(-size // WORD_BYTES) * WORD_BYTES
 
 
 def _view(buffer: np.ndarray, dtype: torch.dtype, elements: int, position: int) -> torch.Tensor:
-    if elements == 0:  # frombuffer refuses it
+    if elements == 0:  # frombuffer refuses zero elements
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(buffer, dtype=dtype, count=elements, offset=position)

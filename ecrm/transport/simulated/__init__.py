@@ -1,4 +1,4 @@
-"""Many simulated ranks in one process, from one seed; see `cluster`."""
+"""Many simulated ranks in a single process, from a single seed; see `cluster`."""
 
 from ecrm.transport.simulated.cluster import SimulatedCluster
 from ecrm.transport.simulated.fault_plan import (

@@ -1,4 +1,4 @@
-"""Threads of which exactly one runs at any time; who is next is drawn from the seed."""
+"""Threads of which exactly one runs at any time; the seed decides the next thread."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PREFERENCE_CHANGES = 0.05
 
 
 class Runner:
-    """One thread and what it waits for."""
+    """A thread with its lock and state."""
 
     __slots__ = ("finished", "lock", "number", "ready", "thread")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        # held by nobody else; a release hands the baton to this runner
+        # held from the start; a release hands the baton to this runner
         self.lock = _thread.allocate_lock()
         self.lock.acquire()
         self.thread: threading.Thread | None = None
@@ -26,13 +26,13 @@ class Runner:
 
 
 class Baton:
-    """Runs one body per runner, one at a time, until all have ended.
+    """Runs a body per runner, one runner at a time, until all have ended.
 
-    A runner goes on until it waits or ends; then the next one is drawn from those that are ready.
-    In one half of all seeds the draw is even; in the other half there is an order of preference
-    that changes now and then, so that some runners lag far behind.
+    A runner goes on until the runner waits or ends; the next runner is then drawn from the ready
+    runners. In half of all seeds the draw is even; in the other half an order of preference decides
+    and changes now and then, leaving some runners far behind.
 
-    `when_idle` is called when all that have not ended wait; it must make somebody ready.
+    `when_idle` is called when all unfinished runners wait; the callback must make a runner ready.
     """
 
     def __init__(self, count: int, random: Random, when_idle: Callable[[], None]) -> None:
@@ -68,7 +68,7 @@ class Baton:
             self._ready.append(runner)
 
     def wait(self, number: int) -> None:
-        """Called by the running runner: return when it has been made ready and drawn."""
+        """Called by the running runner: return when the runner was made ready and drawn."""
         runner = self.runners[number]
         following = self._next()
         if following is not runner:

@@ -1,16 +1,15 @@
-"""Many ranks in one process, from one seed: deaths anywhere, the same again every time.
+"""Many ranks in a single process, from a single seed: deaths anywhere, repeatable by the seed.
 
-What may happen here is all that `base.Transport` allows, which is more than ULFM was seen to do:
+The simulation may do everything allowed by `base.Transport`, more than ULFM was seen to do:
 
-- A call in which a rank died, or that comes after its death, ends at each survivor by itself: with
-  its result if everything it needs is with it, with `PeerFailure`, or not before another rank
-  shrinks.
+- A call during or after a rank's death ends at each survivor separately: with the result if all
+  needed data is with the rank, with `PeerFailure`, or not before another rank shrinks.
 - `agree` may return True on some ranks and raise `PeerFailure` on others; never True beside False.
-- `shrink` drops the dead, but one that died inside it may stay in `live` and be found by the next
-  call.
-- A rank whose program has ended is gone. Where a rank died before, that is one more death to the
-  others; where all are well nobody may wait for it, and who does is reported as a deadlock.
-- A rank whose program raised is dead to the others.
+- `shrink` drops the dead, but a rank that died inside `shrink` may stay in `live` and be found by
+  the next call.
+- A rank leaves when its program ends. After an earlier death the leave is a further death to the
+  others; without a death no rank may wait for the left rank, and a wait is reported as a deadlock.
+- A rank is dead to the others when its program raises.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from ecrm.transport.simulated.transport import SimulatedTransport
 
 
 class Member:
-    """A rank as the cluster sees it."""
+    """The cluster's state of a rank."""
 
     __slots__ = (
         "call",
@@ -68,20 +67,20 @@ class Member:
         self.communicator = communicator
         self.call_index = -1
         self.method = "start"
-        self.call: Call | None = None  # where it waits, unless that is a shrink
+        self.call: Call | None = None  # the awaited call, unless a shrink
         self.calls_since_shrink = -1
         self.waiting = False
-        self.told = False  # of a death, because nobody else had anything left to do
+        self.told = False  # of a death, because all ranks waited
         self.gone = False  # killed, failed, or ended
 
 
 class SimulatedCluster:
-    """A world of `world_size` ranks that runs one program, once.
+    """A world of `world_size` ranks that runs a single program, once.
 
-    seed: draws everything: who runs next, who learns what and when, and the faults if they are
-    random. faults: given ones, or `RandomFaults`. on_phase: called as (rank, step, phase) by
-    `enter_phase`; raises `RankKilled` to kill that rank there. most_calls: when all ranks together
-    have made more, the run ends with `SimulationTooLong`.
+    seed: draws everything: the next runner, the news of every rank and their time, and random
+    faults. faults: given faults, or `RandomFaults`. on_phase: called as (rank, step, phase) by
+    `enter_phase`; raises `RankKilled` to kill the rank at the phase. most_calls: the run ends with
+    `SimulationTooLong` when all ranks together have made more calls.
     """
 
     def __init__(
@@ -94,9 +93,9 @@ class SimulatedCluster:
         most_calls: int = 1_000_000,
     ) -> None:
         self._random = Random(seed)
-        # Chances drawn once a run, so that runs differ in kind: to complete a call rather than fail
-        # in it where both could be; to learn of a death at once; for one who dies inside a shrink
-        # to stay among the live.
+        # Chances drawn once a run, to make runs differ in kind: to complete a call rather than fail
+        # if both are possible; to learn of a death at once; to stay in `live` after a death inside
+        # a shrink.
         self._completes = self._random.uniform(0.05, 0.95)
         self._notices = self._random.uniform(0.05, 0.95)
         self._stays = self._random.choice((0.0, 0.5, 1.0))
@@ -117,19 +116,20 @@ class SimulatedCluster:
 
     @property
     def mix(self) -> Counter[str]:
-        """How many of the drawn faults were of which kind."""
+        """The number of drawn faults by kind."""
         return self._plan.mix
 
     def run(self, program: Callable[[Transport], Result]) -> Outcome[Result]:
-        """Run `program(transport)` on every rank; returns when all have ended.
+        """Run `program(transport)` on every rank; return when all programs have ended.
 
-        Raises another SimulationError when the run broke off, ProgramFailed when programs raised.
+        Raises ProgramFailed when programs raised, and another SimulationError when the run broke
+        off.
         """
         if self._started:
             raise RuntimeError("a simulated cluster runs one program, once")
         self._started = True
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # else every rank's thread starts a team of its own
+        torch.set_num_threads(1)  # else every rank's thread starts its own team
         try:
             self._baton.run(lambda rank: self._run_rank(self._members[rank], program))
         finally:
@@ -142,7 +142,7 @@ class SimulatedCluster:
         return outcome
 
     def enter_phase(self, rank: int, step: int, phase: str) -> None:
-        """For the program's phase hook: the rank dies here if a fault or `on_phase` says so."""
+        """The program's phase hook: kill the rank here if a fault or `on_phase` says so."""
         member = self._members[rank]
         self._stop_if_gone(member)
         if self._plan.at_phase(rank, step, phase):
@@ -167,13 +167,13 @@ class SimulatedCluster:
             member.gone = True
             self._mourn(member)
 
-    # What a transport calls, in the thread of its rank.
+    # Called by a transport, in the thread of its rank.
 
     def live(self, rank: int) -> tuple[int, ...]:
         return self._members[rank].communicator.members
 
     def collective(self, rank: int, method: str, contribution: object) -> dict[int, object]:
-        """Take part in a call; returns what every member put in. Raises PeerFailure."""
+        """Take part in a call; return the contribution of every member. Raises PeerFailure."""
         member = self._members[rank]
         when = self._begin(member, method)
         communicator = member.communicator
@@ -209,7 +209,7 @@ class SimulatedCluster:
         return call.contributions
 
     def shrink(self, rank: int) -> None:
-        """Revoke, wait for all who live, move them to a new communicator."""
+        """Revoke, wait for all live ranks, move the live ranks to a new communicator."""
         member = self._members[rank]
         when = self._begin(member, SHRINK)
         communicator = member.communicator
@@ -227,7 +227,7 @@ class SimulatedCluster:
         self._die_if(member, when)
 
     def leave(self, rank: int) -> None:
-        """The rank makes no more calls."""
+        """End the calls of a rank."""
         member = self._members[rank]
         if not member.gone:
             self._stop_if_gone(member)
@@ -240,7 +240,7 @@ class SimulatedCluster:
     # Calls.
 
     def _begin(self, member: Member, method: str) -> str | None:
-        """Count a call; returns when in it the rank dies, unless that is at once."""
+        """Count a call; return the moment of the rank's death, if any. BEFORE kills at once."""
         self._stop_if_gone(member)
         self._calls += 1
         member.call_index += 1
@@ -268,7 +268,7 @@ class SimulatedCluster:
             raise RankKilled from None
 
     def _end_of(self, member: Member, call: Call) -> bool | None:
-        """Whether the call completes (True) or fails (False) at this rank now; None to wait on."""
+        """Whether the call completes (True) or fails (False) at this rank; `None` to wait on."""
         communicator = member.communicator
         has_all = communicator.has_all(member.rank, call)
         if not communicator.troubled:
@@ -309,7 +309,7 @@ class SimulatedCluster:
                 self._wake(member)
 
     def _wake_if_over(self, member: Member) -> None:
-        """After `member` has entered its call."""
+        """Wake ranks after `member` has entered its call."""
         assert member.call is not None
         if member.communicator.is_full(member.call):
             self._wake_all(member.communicator)
@@ -317,7 +317,7 @@ class SimulatedCluster:
             self._wake(member)
 
     def _when_all_wait(self) -> None:
-        """Somebody learns of a death after all; if nobody can, the run is over."""
+        """Let a waiting rank learn of a death; without such a rank end the run as a deadlock."""
         deaf = [
             member
             for member in self._members
@@ -355,7 +355,7 @@ class SimulatedCluster:
             self._die(member, when)
 
     def _die(self, member: Member, when: str) -> None:
-        """Kill the running rank, and perhaps others with it."""
+        """Kill the running rank, and perhaps other ranks too."""
         self._bury(member, when)
         while True:
             others = [other.rank for other in self._members if not other.gone]
@@ -365,14 +365,14 @@ class SimulatedCluster:
             self._kill_where_it_is(self._members[rank])
 
     def _kill_where_it_is(self, member: Member) -> None:
-        """Kill a rank that is not running: it waits in a call, or has not begun."""
+        """Kill a rank that is not running: waiting in a call, or not yet begun."""
         if member.call is not None:
             self._lose_part(member)
         self._bury(member, DURING)
         self._baton.make_ready(member.rank)  # to unwind its thread
 
     def _lose_part(self, member: Member) -> None:
-        """The rank dies before its part of the call has reached everybody."""
+        """Draw the receivers reached by the dying rank's part of the call."""
         assert member.call is not None
         others = member.communicator.members
         member.call.reached[member.rank] = {rank for rank in others if self._random.random() < 0.5}

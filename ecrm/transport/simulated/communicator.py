@@ -1,8 +1,8 @@
-"""What one generation of live ranks has contributed to which call: values and rules alone.
+"""The contributions of a generation of live ranks to their calls: values and rules alone.
 
-A communicator is used from one shrink to the next. Its ranks make the same calls in the same order,
-so a call is known by its number. The data of a call is with a rank when all members have
-contributed and none of them died before its part had reached that rank.
+A communicator is used from a shrink to the next shrink. The ranks make the same calls in the same
+order, and a call is known by its number. The data of a call is with a rank when all members have
+contributed and no member died before the member's part had reached the rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class CallMismatch(Exception):
 
 
 class Call:
-    """One collective call: what each rank put in, and whom those who died in it still reached."""
+    """A collective call: contributions by rank, and the ranks reached by dying ranks."""
 
     __slots__ = ("contributions", "method", "number", "reached")
 
@@ -29,7 +29,7 @@ class Call:
 
 
 class Communicator:
-    """The ranks that were live after one shrink, or at the start, and their calls since."""
+    """The ranks live after a shrink, or at the start, and their calls since."""
 
     def __init__(self, members: tuple[int, ...], dead: Collection[int] = ()) -> None:
         self.members = members
@@ -45,20 +45,20 @@ class Communicator:
 
     @property
     def troubled(self) -> bool:
-        """Whether a call may fail: somebody died, or has begun to shrink."""
+        """Whether a call may fail: a member died, or has begun to shrink."""
         return bool(self.dead) or bool(self.shrinking)
 
     def enter(self, rank: int, method: str, contribution: object) -> Call:
         """Count `contribution` for the rank's next call.
 
-        Raises CallMismatch where the others make another one.
+        Raises CallMismatch if other ranks make a different call.
         """
         number = self._numbers[rank]
         call = self._calls.get(number)
         if call is None:
             call = self._calls[number] = Call(method, number)
-            # Whoever is here has completed the call before, so all members have left the one before
-            # that.
+            # The rank has completed the previous call, hence all members have entered that call and
+            # left the call before.
             self._calls.pop(number - 2, None)
         elif call.method != method:
             other = next(iter(call.contributions))
@@ -73,19 +73,19 @@ class Communicator:
         return len(call.contributions) == len(self.members)
 
     def has_all(self, rank: int, call: Call) -> bool:
-        """Whether everything that `rank` needs to complete `call` is with it."""
+        """Whether all data needed by `rank` to complete `call` is with `rank`."""
         if len(call.contributions) != len(self.members):
             return False
         return not call.reached or all(rank in reached for reached in call.reached.values())
 
     def all_shrinking(self) -> bool:
-        """Whether nobody is left for whom a shrink has to wait."""
+        """Whether a shrink has no member left to wait for."""
         return all(
             rank in self.shrinking or rank in self.dead or rank in self.left
             for rank in self.members
         )
 
     def after_shrink(self, unnoticed: Collection[int]) -> Communicator:
-        """The survivors' communicator; `unnoticed` are dead that this shrink fails to drop."""
+        """The survivors' communicator; this shrink fails to drop the dead in `unnoticed`."""
         survivors = self.shrinking - self.dead
         return Communicator(tuple(sorted(survivors.union(unnoticed))), unnoticed)

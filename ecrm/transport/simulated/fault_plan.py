@@ -1,4 +1,4 @@
-"""Who is killed where: given one by one, or drawn call by call from the seed."""
+"""Deaths of ranks: given singly, or drawn call by call from the seed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
-BEFORE = "before"  # nobody gets anything of this call from the rank
-# some of the others have what they need from it, drawn from the seed, and some have not
+BEFORE = "before"  # no rank gets data of this call from the rank
+# some of the others, drawn from the seed, have the rank's data, and some have not
 DURING = "during"
-# the call has ended at this rank, one way or the other; its program never learns that
+# the call has completed or failed at this rank; the program never learns the end
 AFTER = "after"
 MOMENTS = (BEFORE, DURING, AFTER)
 
@@ -49,12 +49,12 @@ class PhaseFault:
 class RandomFaults:
     """Kill at random, at most `most` ranks in the whole run.
 
-    per_call: chance that a rank dies at one call. per_recovery_call: the same for a `shrink` and
-    for the `recovery_calls` calls of the rank that follow it. together: chance that a death takes
-    one more rank along at the same instant; drawn again for each more. lost_touch: chance that a
-    call other than an agreement fails at one rank though nobody died, `most_lost_touch` times at
-    most. may_kill: asked with (rank, the killed and the doomed so far) before each kill; no answer
-    changes the chances.
+    per_call: chance of a rank's death at a call. per_recovery_call: the same for a `shrink` and for
+    the rank's next `recovery_calls` calls. together: chance that a death takes along another rank
+    at the same instant; drawn again for each further rank. lost_touch: chance that a call other
+    than an agreement fails at a rank without any death, `most_lost_touch` times at most. may_kill:
+    asked with (rank, the killed and the doomed until now) before each kill; no answer changes the
+    chances.
     """
 
     most: int
@@ -70,7 +70,7 @@ class RandomFaults:
     def drawn(
         random: Random, most: int, may_kill: Callable[[int, tuple[int, ...]], bool] | None = None
     ) -> RandomFaults:
-        """Chances drawn from `random`, from calm to violent: schedules differ in kind too."""
+        """Draw chances from `random`, from calm to violent: schedules differ in kind too."""
         drawn = RandomFaults(
             most=most,
             per_call=10 ** random.uniform(-4, -1.5),
@@ -82,10 +82,9 @@ class RandomFaults:
 
 
 class FaultPlan:
-    """Answers, call by call, whether a rank dies now.
+    """Decides, call by call, whether a rank dies now.
 
-    It remembers which of the given faults have fired, and counts the kinds of the drawn ones in
-    `mix`.
+    Remembers the fired given faults, and counts the drawn faults by kind in `mix`.
     """
 
     def __init__(self, faults: RandomFaults | Iterable[Fault | PhaseFault], random: Random) -> None:
@@ -98,7 +97,7 @@ class FaultPlan:
         }
         self._fired: set[Fault | PhaseFault] = set()
         self.mix: Counter[str] = Counter()
-        # by chance; some of them have yet to die, at the end of their call
+        # ranks to die by chance; some have yet to die, at the end of their call
         self._ordered: set[int] = set()
 
     @property
@@ -108,9 +107,9 @@ class FaultPlan:
     def at_call(
         self, rank: int, call_index: int, calls_since_shrink: int, killed: tuple[int, ...]
     ) -> str | None:
-        """When in this call the rank dies, or None.
+        """The moment of the rank's death in this call, or `None`.
 
-        `calls_since_shrink` is 0 for a shrink itself, -1 if there was none.
+        `calls_since_shrink` is 0 for a shrink itself, -1 before the first shrink.
         """
         chances = self._chances
         if chances is None:
@@ -134,7 +133,7 @@ class FaultPlan:
         return fault is not None
 
     def loses_touch(self) -> bool:
-        """Whether a call that would complete at a rank fails there instead."""
+        """Whether a call that would complete at a rank fails at the rank instead."""
         chances = self._chances
         if (
             chances is None
@@ -147,7 +146,7 @@ class FaultPlan:
         return fails
 
     def taken_along(self, candidates: list[int], killed: tuple[int, ...]) -> int | None:
-        """One of `candidates` that dies at the same instant as the last of `killed`, or None."""
+        """A rank of `candidates` dying at the same instant as the last of `killed`, or `None`."""
         chances = self._chances
         if chances is None or not candidates or self._random.random() >= chances.together:
             return None

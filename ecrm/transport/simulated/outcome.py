@@ -1,4 +1,4 @@
-"""What a simulated run leaves, and the ways in which it can break off."""
+"""The outcome of a simulated run, and the ways in which a run can break off."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Result = TypeVar("Result")
 
 
 class RankKilled(BaseException):
-    """Unwinds the thread of a killed rank; a program must let it pass."""
+    """Unwinds the thread of a killed rank; a program must let RankKilled pass."""
 
 
 class Event(NamedTuple):
-    """One thing that a rank did. Their list is the whole schedule: equal lists, equal runs."""
+    """An act of a rank. The list of events is the whole schedule: equal lists, equal runs."""
 
     rank: int
     call_index: int
@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """Where a rank died: in call number `call_index`, or after it at the phase `when`."""
+    """The place of a rank's death: in call number `call_index`, or after it at phase `when`."""
 
     rank: int
     call_index: int
@@ -38,10 +38,10 @@ class Kill(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome(Generic[Result]):
-    """How a simulated run ended.
+    """The end of a simulated run.
 
-    Results by surviving rank, deaths in order, calls of all ranks together, and given faults that
-    did not fire.
+    Results by surviving rank, deaths in order, the number of calls of all ranks together, the
+    events in order, and given faults that did not fire.
     """
 
     results: dict[int, Result]
@@ -52,7 +52,7 @@ class Outcome(Generic[Result]):
 
 
 class SimulationError(Exception):
-    """The run broke off; `trace` tells what happened until then."""
+    """The run broke off; `trace` holds the events until then."""
 
     def __init__(self, message: str, trace: list[Event]) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class SimulationError(Exception):
 
 
 class SimulationDeadlock(SimulationError):
-    """All ranks wait, and nobody will ever wake them."""
+    """All ranks wait, and no event can wake a rank."""
 
 
 class SimulationMismatch(SimulationError):
@@ -74,10 +74,10 @@ class SimulationTooLong(SimulationError):
 class ProgramFailed(SimulationError):
     """Programs ended with an exception.
 
-    `errors` are by rank, the first one first; `outcome` is that of the other ranks.
+    `errors` are by rank, the first error first; `outcome` is the outcome of the other ranks.
 
-    The message has the first one's traceback. To the other ranks it is dead, so theirs may only be
-    consequences.
+    The message has the first error's traceback. The failed rank is dead to the others: later errors
+    may only be consequences.
     """
 
     def __init__(self, outcome: Outcome[Any], errors: dict[int, BaseException]) -> None:

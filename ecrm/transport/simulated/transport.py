@@ -1,4 +1,4 @@
-"""The transport that a program on a simulated rank is given."""
+"""The transport given to a program on a simulated rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ecrm.transport.message import Part, Picked, Received, copied
 
 
 class Calls(Protocol):
-    """What one rank's transport needs of the cluster."""
+    """The methods of the cluster needed by a rank's transport."""
 
     def live(self, rank: int) -> tuple[int, ...]: ...
     def collective(self, rank: int, method: str, contribution: object) -> dict[int, Any]: ...
@@ -24,9 +24,9 @@ class Calls(Protocol):
 
 
 class SimulatedTransport(Transport):
-    """A transport whose messages are copied when they are sent, but for shared memory.
+    """A transport that copies messages at sending, except shared memory in `exchange`.
 
-    Each further receiver gets a copy of its own.
+    Each further receiver gets a separate copy.
     """
 
     def __init__(self, cluster: Calls, rank: int) -> None:
@@ -36,7 +36,7 @@ class SimulatedTransport(Transport):
 
     def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
         memory = lazy_zeros(*shape, dtype=dtype)
-        self._allocate_shared.append(memory)  # so that nothing else comes to lie there
+        self._allocate_shared.append(memory)  # keeps the addresses from reuse
         return memory
 
     @property
