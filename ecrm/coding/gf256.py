@@ -1,8 +1,8 @@
 """The field GF(2^8) with polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11d), and matrices over it.
 
 ISA-L and most storage codes use the same polynomial. Addition is XOR. Multiplication is carry-less
-multiplication modulo the polynomial. The element 2 generates all 255 non-zero elements, so logarithms
-exist.
+multiplication modulo the polynomial. The element 2 generates all 255 non-zero elements, so
+logarithms exist.
 """
 
 from __future__ import annotations
