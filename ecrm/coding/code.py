@@ -74,7 +74,7 @@ class ReedSolomon:
     def reconstruct(
         self, units: Mapping[int, np.ndarray], wanted: Sequence[int]
     ) -> dict[int, np.ndarray]:
-        """The bytes, uint8 [n], of the wanted units from k `units` or more, {number: uint8 [n]}.
+        """The bytes uint8 [n] of wanted units from at least k `units`, {unit number: uint8 [n]}.
 
         Of more than k units the k lowest numbers are used: copying data units needs no arithmetic.
         Raises ValueError for fewer than k units, used units not uint8 vectors of one length, or

@@ -147,7 +147,7 @@ class ShardFile:
         self._flush_words()
 
     def start_at(self, step: int) -> None:
-        """Declare the present rows, of any origin, the rows of commit `step`; no undo."""
+        """Take the present rows, of any origin, as commit `step`, without a way back."""
         self.prepare(step)
         self.commit(step)
 

@@ -39,7 +39,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class InitFunction:
-    """Values that `function` writes into zeros, float32 [1, dim], as TorchRec's `init_fn` does.
+    """Values that `function` writes into a row of zeros, float32 [1, dim], as TorchRec's `init_fn`.
 
     `function` is called for every row alone, with torch's generator seeded for the row, so the
     holder of the row makes no difference. A function using the shape, such as `xavier_uniform_`,

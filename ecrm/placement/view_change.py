@@ -12,7 +12,7 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, conflicts, dense_holders
 
 MOST_TRIES = 5_000
-"""Placements of a shard tried by `least_conflicts` before it takes the best found."""
+"""Placements of a shard tried by `least_conflicts`, before the best found is taken."""
 
 
 def plan_recovery(
@@ -24,7 +24,7 @@ def plan_recovery(
     any_shards: bool = False,
     may_move: bool = True,
 ) -> View:
-    """The next view without the `dead` ranks; `protection` names the protection in messages.
+    """The next view after `dead` ranks are gone; `protection` is a name for messages.
 
     A spare takes over all roles of a dead rank, servers first, if stripe members stay apart. A
     remaining shard goes to the live rank with the fewest stripe conflicts, then the least to do; a

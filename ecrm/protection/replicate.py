@@ -4,9 +4,9 @@ After "Lossless Failure Recovery of Parameter Servers with Ultralight Replicatio
 With the last results of a step, trainers are sent the rows of the next step. So a trainer asking
 for a row holds the newest values until the next update of the row. At a commit the host of a shard
 counts, for each changed row, the trainers in other failure domains asking for the row. The host
-sends the trainers the rest of the record, a few bytes of optimizer state, to make their copies
-whole. Only rows asked for by too few trainers are sent to backups. Hot rows, nearly all rows
-changed by a step, are hardly ever sent twice.
+sends up to `copies` - 1 trainers the rest of the record, a few bytes of optimizer state, to make
+their copies whole. Only rows asked for by too few trainers are sent to backups. Hot rows, nearly
+all rows changed by a step, are hardly ever sent twice.
 
 Backups lie on the links of chain replication: a stripe has one data unit, the backup of shard s is
 on shards s - 1, s - 2, ... A backup passed over is told to mark the row stale. At least one trainer
@@ -256,7 +256,7 @@ class ReplicateProtection(ChainProtection):
         self._next, self._tails, self._delivered = None, {}, False
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
-        """Restore lost rows from trainers' copies, as new as any backup, then as parity does."""
+        """First restore lost rows from trainers' copies, as new as any backup; then use backups."""
         if not self._delivered:
             outgoing: dict[int, list[Part]] = {}
             for (shard, space), copies in sorted(self.held.items()):

@@ -14,14 +14,14 @@ from ecrm.storage.base import Store
 
 
 def fbgemm_installed() -> bool:
-    """Whether there is an FBGEMM to import."""
+    """Whether FBGEMM is installed."""
     return importlib.util.find_spec("fbgemm_gpu") is not None
 
 
 def resolve_backend(name: str) -> str:
     """`fbgemm` or `native` for a config's `storage.backend`.
 
-    Raises UsageError when FBGEMM is asked for and absent.
+    Raises UsageError if FBGEMM is asked for and absent.
     """
     if name == "fbgemm" and not fbgemm_installed():
         raise UsageError(
@@ -34,13 +34,13 @@ def resolve_backend(name: str) -> str:
 StoreFactory = Callable[..., Store]
 """(rows, dim, initial values of local rows, allocate=None, optimizer=None, rate=None) -> a store.
 
-Its memory is what `allocate` gives, by default zeros: no row was ever updated. Without `optimizer`
-it has the factory's own; `rate` is a factor on its learning rate by step.
+The store's memory is from `allocate`, by default zeros: no row was ever updated. Without
+`optimizer` the store has the factory's own; `rate` is a factor on the learning rate by step.
 """
 
 
 def store_factory(backend: str, own: SparseOptimizer) -> StoreFactory:
-    """Makes stores of that backend, with `own` as the optimizer where none is given."""
+    """A factory for stores of `backend`, with `own` as the optimizer by default."""
     kind: Callable[..., Store]
     if backend == "fbgemm":
         from ecrm.storage.fbgemm import FbgemmStore

@@ -1,8 +1,8 @@
 """Storage of one shard's rows of one row space, with their optimizer state.
 
-A row that was never updated is not stored at all: its record is all zeros, on pages that the system
-has not handed out yet, and its value is computed when asked for. So nothing done at the start grows
-with the tables, and parity that starts as zeros is right.
+A never updated row is not stored at all: the record is all zeros, on pages not yet handed out by
+the system, and the value is computed on request. So no work at the start grows with the tables, and
+parity that starts as zeros is right.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
 from ecrm.transport.gpu_copies import on_device, on_host
 
 VECTOR = 4
-"""Floats that a GPU loads at once, if they begin at a multiple of as many."""
+"""Floats that a GPU loads at once, from an address that is a multiple of as many floats."""
 _MARK_BYTES = 4
 
 
 @runtime_checkable
 class Begins(Protocol):
-    """Initial values that can be written by the device that holds the rows."""
+    """Initial values to be written by the device of the rows."""
 
     def begin(self, values: Tensor, touched: Tensor, targets: Tensor, rows: Tensor) -> None:
         """`InitialRows.begin` of local rows."""
@@ -36,22 +36,22 @@ class Begins(Protocol):
 class Store(ABC):
     """Rows and optimizer state, updated in place.
 
-    A record is a row's bytes, its optimizer state's bytes, and a float that is 1 once the row has
-    been updated: what parity protects, what undo restores, what travels when a row is rebuilt.
-    `initial` gives initial values of local rows, float32 [R, dim], contiguous. Where it `Begins`, a
-    lookup or an update waits for the copy of row numbers to a GPU alone. `allocate` gives the
-    memory, as `lazy_zeros` does: zeros unless it holds a store of the same shape already. `rate`
-    gives a factor on the learning rate by step.
+    A record is a row's bytes, the optimizer state's bytes, and a mark: a float, 1 once the row has
+    been updated. Parity protects records, undo restores records, and a rebuild sends records.
+    `initial` gives initial values of local rows, float32 [R, dim], contiguous. If `initial` is a
+    `Begins`, a lookup or an update on a GPU waits only for the copy of row numbers. `allocate`
+    gives the memory, as `lazy_zeros` does: zeros unless the memory holds a store of the same shape
+    already. `rate` gives a factor on the learning rate by step.
 
-    All lies on one `device`: that of the memory. On the CPU each part of all records lies together.
-    With memory of `ZerosOn` each record does, with zeros before its mark, so that it has a multiple
-    of 16 bytes: on a GPU, and on the CPU where other ranks have their rows on one. It travels with
-    these zeros, and checkpoints keep it without: `kept_bytes` then. `memory` is the tensors that
-    hold it all. Values, gradients and records are given and returned there. Only row numbers, and
-    what is said of rows, are always on the CPU.
+    Everything lies on one `device`, the device of the memory. In plain CPU memory each part of all
+    records lies together. In memory of `ZerosOn` each record lies together, with zeros before the
+    mark to fill a multiple of 16 bytes: on a GPU, and on the CPU if other ranks have rows on a GPU.
+    Records travel with the zeros; checkpoints keep records without the zeros, of `kept_bytes`.
+    `memory` has the tensors of all records. Values, gradients and records are given and returned on
+    `device`. Only row numbers, and the result of `updated`, are always on the CPU.
 
-    Arguments named `rows` are int64 local row numbers, unique where something is written; R is how
-    many, B is `record_bytes`. `step` is the run's step that an update is of, from 0. Ranges are not
+    Arguments named `rows` are int64 local row numbers, unique if written to; R is the number of
+    rows, B is `record_bytes`. `step` is the run's step of an update, from 0. Ranges are not
     checked.
     """
 
@@ -83,12 +83,12 @@ class Store(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the rows lie."""
+        """The device of the rows."""
         return self.weights.device
 
     @property
     def _begins(self) -> Begins | None:
-        """What writes initial values on a device; None on the CPU, where the few are looked for."""
+        """The writer of initial values on a GPU; `None` on the CPU, or without such a writer."""
         initial = self._initial
         return initial if not self.weights.is_cpu and isinstance(initial, Begins) else None
 
@@ -112,7 +112,7 @@ class Store(ABC):
         return sum(part.nbytes for part in self.memory)
 
     def lookup(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """Copy of the rows, float32 [R, dim]: `out`, contiguous, if that is given."""
+        """Copy of the rows, float32 [R, dim], in `out`, contiguous, if given."""
         rows = self._here(rows)
         values = torch.index_select(self.weights, 0, rows, out=out)
         if self._begins is not None:
@@ -125,7 +125,7 @@ class Store(ABC):
         return values
 
     def lookup_state(self, rows: Tensor) -> Tensor:
-        """Copy of the rows' optimizer state, float32 [R, floats]."""
+        """Copy of the optimizer state of rows, float32 [R, floats]."""
         rows = self._here(rows)
         parts = [
             part.index_select(0, rows).flatten(1) if part.dim() > 1 else part[rows].unsqueeze(1)
@@ -136,7 +136,7 @@ class Store(ABC):
         )
 
     def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """Records, uint8 [R, B]: `out`, contiguous, if that is given."""
+        """Records, uint8 [R, B], in `out`, contiguous, if given."""
         first, *others = self._parts
         return gather_records(first, others, self._here(rows), out=out)
 
@@ -149,7 +149,7 @@ class Store(ABC):
         return here if out is None else out.copy_(here)
 
     def read_tail(self, rows: Tensor) -> Tensor:
-        """What follows the rows in their records, uint8 [R, B - 4 dim]."""
+        """The bytes after the row in each record, uint8 [R, B - 4 dim]."""
         first, *others = (*self.state, self._touched)
         if len(self._parts) == 1:
             first, others = self._parts[0][:, self.dim :], []
@@ -157,11 +157,11 @@ class Store(ABC):
         return gather_records(first, others, self._here(rows))
 
     def updated(self, rows: Tensor) -> Tensor:
-        """Bool [R]: whether each row was ever updated; the record of one that was not is zeros."""
+        """Bool [R]: whether each row was ever updated; never updated rows have records of zeros."""
         return on_host(self._touched.index_select(0, self._here(rows)) != 0)[0]
 
     def last_bytes(self, rows: slice) -> Tensor:
-        """The last byte of each record, uint8 [R]: zero just where the row was never updated."""
+        """The last byte of each record, uint8 [R]: zero just for never updated rows."""
         touched = self._touched[rows].clone(memory_format=torch.contiguous_format)
         return touched.view(torch.uint8)[3::4].contiguous()
 
@@ -171,7 +171,7 @@ class Store(ABC):
         scatter_records(first, others, self._here(rows), records)
 
     def with_padding(self, records: Tensor) -> Tensor:
-        """Records as they lie here, uint8 [R, B], from such or from kept ones, on any device."""
+        """Records as stored, uint8 [R, B], from stored or kept records, on any device."""
         gap = self.record_bytes - records.shape[1]
         if not gap:
             return records
@@ -181,7 +181,7 @@ class Store(ABC):
     def begun(self, records: Tensor) -> Tensor:
         """Records, uint8 [R, B], with the values of `records` and fresh optimizer state.
 
-        `records` may be of any store of this width, and on any device, where the result is.
+        `records` may be of any store with the same `dim`, on any device; so is the result.
         """
         fresh = torch.zeros(len(records), self.record_bytes // 4, device=records.device)
         fresh[:, : self.dim] = records[:, : 4 * self.dim].contiguous().view(torch.float32)
@@ -189,14 +189,14 @@ class Store(ABC):
         return fresh.view(torch.uint8)
 
     def xor(self, rows: Tensor, delta: Tensor) -> None:
-        """XOR records with deltas, uint8 [R, B]: applying an update's delta again takes it back."""
+        """XOR records with deltas, uint8 [R, B]: the same delta again undoes an update."""
         first, *others = self._parts
         xor_records(first, others, self._here(rows), delta)
 
     def update(self, rows: Tensor, gradients: Tensor, step: int = 0) -> None:
-        """Run the optimizer on rows with their summed gradients, float32 [R, dim], in place.
+        """Run the optimizer on rows with summed gradients, float32 [R, dim], in place.
 
-        Other rows stay as they are: neither decay nor moments change them.
+        Other rows do not change, neither by decay nor by moments.
         """
         rows = self._here(rows)
         if self._begins is None:
@@ -209,9 +209,8 @@ class Store(ABC):
     def update_with_delta(self, rows: Tensor, sums: Tensor, step: int = 0) -> Tensor:
         """`update`, to the same bits; returns old XOR new records, uint8 [R, B]: one pass.
 
-        `sums`, float32 [R, B / 4], contiguous, has the summed gradients in its first dim columns
-        and zeros in the rest; the result takes its memory, a cache line that is read anyway instead
-        of another.
+        `sums`, float32 [R, B / 4], contiguous, has the summed gradients in the first dim columns
+        and zeros in the rest. The result overwrites `sums`: the cache lines are read anyway.
         """
         rows, delta = self._here(rows), sums.view(torch.uint8)
         if self._begins is not None:
@@ -226,7 +225,7 @@ class Store(ABC):
         return delta
 
     def update_logged(self, rows: Tensor, gradients: Tensor, log: RecordLog, step: int = 0) -> None:
-        """`update`, to the same bits; merges old XOR new records into a log that has room."""
+        """`update`, to the same bits; merges old XOR new records into a log with room."""
         rows = self._here(rows)
         if self._begins is not None:
             self._begins.begin(self.weights, self._touched, rows, rows)
@@ -241,8 +240,8 @@ class Store(ABC):
     def _correct_fresh(self, records: Tensor, places: Tensor, values: Tensor) -> None:
         """Mend deltas, float32 [R, B / 4], of rows updated for the first time.
 
-        Their records, at `places`, were zeros, not the values, float32 [F, dim], that the kernel
-        started from.
+        The old records, at `places`, were zeros, not the values, float32 [F, dim], taken as old by
+        the kernel.
         """
         if places.numel():
             xor_records(records[:, : self.dim], (), places, values.view(torch.uint8))
@@ -257,10 +256,11 @@ class Store(ABC):
         log: RecordLog | None = None,
         marks: Tensor | None = None,
     ) -> None:
-        """`_step` by this project's kernel.
+        """`_step` by the project's kernel.
 
-        `delta`, uint8, is overwritten by old XOR new row and state; `log` gets it merged in. With
-        `marks`, those of rows become 1, and are part of both.
+        `delta`, uint8, is overwritten by old XOR new row and state, or the same is merged into
+        `log`: one of the two at most. With `marks`, the marks of the rows become 1, and belong to
+        `delta` or `log`.
         """
         optimizer = self._optimizer
         sparse_update(
@@ -282,20 +282,20 @@ class Store(ABC):
 
     @abstractmethod
     def _step(self, rows: Tensor, gradients: Tensor, step: int) -> None:
-        """Run the optimizer on rows that hold their values."""
+        """Run the optimizer on rows with stored values."""
 
     def _here(self, rows: Tensor) -> Tensor:
-        """Row numbers where the rows lie, once for each call: all that is private takes them so."""
+        """Row numbers on the device of the rows, once per call, for the private methods."""
         return on_device(self.device, rows)
 
     def _fresh(self, rows: Tensor) -> Tensor:
-        """Places in `rows` of those never updated, int64."""
+        """Places in `rows` of the never updated rows, int64."""
         return (self._touched.index_select(0, rows) == 0).nonzero().squeeze(1)
 
     def _materialise(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the initial values of rows never updated.
+        """Store the initial values of never updated rows, and mark the rows.
 
-        Returns their places in `rows` and those values, float32 [F, dim].
+        Returns the places of the rows in `rows` and the values, float32 [F, dim].
         """
         fresh = self._fresh(rows)
         if not fresh.numel():
@@ -307,7 +307,7 @@ class Store(ABC):
 
 
 def without_padding(records: Tensor, kept_bytes: int) -> Tensor:
-    """Records of any store, uint8 [R, B], as they are kept: uint8 [R, `kept_bytes`]."""
+    """Records of any store, uint8 [R, B], in the kept form: uint8 [R, `kept_bytes`]."""
     if records.shape[1] == kept_bytes:
         return records
     values = records[:, : kept_bytes - _MARK_BYTES]
@@ -328,7 +328,7 @@ def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], 
 
 
 class NativeStore(Store):
-    """Rows and state in memory of their own, no library beneath."""
+    """Rows and state in plain memory, no library beneath."""
 
     def _step(self, rows: Tensor, gradients: Tensor, step: int) -> None:
         self._fused_step(rows, gradients, step)

@@ -1,12 +1,12 @@
 """Rows in an FBGEMM table-batched embedding (CPU).
 
-FBGEMM's fused optimizers update them, unless the change of each record is wanted: FBGEMM cannot
-give that, so then it is this project's `sparse_update` on the same memory, which comes to the same
-bits (tests/unit/test_kernels_fbgemm.py, tests/unit/test_storage.py).
+FBGEMM's fused optimizers update the rows, unless deltas of records are wanted. FBGEMM cannot give
+deltas, so the project's `sparse_update` then updates the same memory, to the same bits
+(tests/unit/test_kernels_fbgemm.py, tests/unit/test_storage.py).
 
-It is `sparse_update` too, always, for what FBGEMM's CPU build does not have or does wrongly: Adam
-is missing there, and weight decay is ignored. A learning rate that changes by step is its third
-case, since FBGEMM's is set once.
+`sparse_update` also does all updates that FBGEMM's CPU build lacks or does wrongly: Adam is
+missing, and weight decay is ignored. A learning rate changing by step is the third case, since
+FBGEMM's rate is set once.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _OPTIMIZERS = {
 _SLICE_FLOATS = 1 << 30
 """Most floats of a slice.
 
-FBGEMM 1.8's CPU row-wise Adagrad writes a row that begins 4 GiB or more into its table 4 GiB before
-its place.
+FBGEMM 1.8's CPU row-wise Adagrad writes a row beginning 4 GiB or more into the table 4 GiB before
+the row's place.
 """
 
 
 class FbgemmStore(Store):
-    """One-table FBGEMM TBEs over slices of this store, small enough for FBGEMM's offsets."""
+    """One-table FBGEMM TBEs over slices of the store, small enough for FBGEMM's offsets."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class FbgemmStore(Store):
 
     @cached_property
     def _slices(self) -> list[SplitTableBatchedEmbeddingBagsCodegen]:
-        """The TBEs, made when they first update rows.
+        """The TBEs, made at the first update of rows by FBGEMM.
 
-        They are never made where every update's delta is wanted, so a takeover does not wait.
+        If every update's delta is wanted, TBEs are never made, so a takeover does not wait.
         """
         slices = [
             slice(first, first + self._slice_rows)
@@ -77,7 +77,7 @@ class FbgemmStore(Store):
 
     @property
     def _fbgemm_can(self) -> bool:
-        """Whether FBGEMM has this optimizer, and has it right."""
+        """Whether FBGEMM has the optimizer, and computes it right."""
         optimizer = self._optimizer
         return optimizer.name in _OPTIMIZERS and not optimizer.weight_decay and self._rate is None
 

@@ -1,4 +1,4 @@
-"""A shard's rows as this rank hosts them: storage, missing rows, and the undo log."""
+"""A shard's rows on the hosting rank: storage, missing rows, and the undo log."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ShardSpace = tuple[int, int]
 class HostedShard:
     """One shard's rows of one row space, in `store`.
 
-    - `missing`: the rows still to be recovered, or None.
-    - `on_demand_rows`: how many were recovered because a step asked for them.
-    - `touched`: bool by row, where somebody wants to know which were changed, or None.
-    - `journal`: called with rows and their records, uint8 [R, B], before they are updated, or None.
-    - `units`: a stripe has one of these here; local row r is of unit `r % units`.
+    - `missing`: the rows still to be recovered, or `None`.
+    - `on_demand_rows`: number of rows recovered because a step asked for the rows.
+    - `touched`: bool by row, true for changed rows; `None` if changes are not noted.
+    - `journal`: called before an update with rows and old records, uint8 [R, B]; or `None`.
+    - `units`: data units of a stripe; local row r is of unit `r % units`.
 
     Rows looked up and deltas lie in memory from `allocate`, on the device of the store. Row numbers
     are on the CPU.
@@ -56,14 +56,14 @@ class HostedShard:
         return self._log.nbytes
 
     def lookup(self, rows: Tensor) -> Tensor:
-        """Copies of rows, of missing ones anything, float32 [R, dim].
+        """Copies of rows, float32 [R, dim]; of missing rows anything.
 
-        In the memory of what the last call returned.
+        In the memory of the last call's result.
         """
         return self.store.lookup(rows, self._looked_up.of(rows.numel()))
 
     def missing_among(self, rows: Tensor) -> Tensor:
-        """Those of `rows`, int64, that are missing."""
+        """The missing rows among `rows`, int64."""
         return rows[:0] if self.missing is None else rows[self.missing.among(rows)]
 
     def restore(self, rows: Tensor, records: Tensor) -> None:
@@ -74,14 +74,15 @@ class HostedShard:
             self.missing.remove(rows)
 
     def restore_rest(self) -> None:
-        """Rows still missing are there from now on: their records are zeros, as kept."""
+        """Count rows still missing as recovered: their records are zeros, as kept."""
         if self.missing is not None:
             self.missing.remove_rest()
 
     def gradient_space(self, rows: int, keep_delta: bool) -> Tensor:
-        """Memory to sum gradients of so many rows in for the next `update`.
+        """Memory for the summed gradients of `rows` rows in the next `update`.
 
-        Float32 [rows, at least dim], holding anything. The first dim are theirs; zeros must follow.
+        Float32 [rows, at least dim], holding anything. The gradients fill the first dim columns;
+        zeros must follow.
         """
         return (
             self._log.space(rows)
@@ -90,12 +91,12 @@ class HostedShard:
         )
 
     def update(self, rows: Tensor, sums: Tensor, keep_delta: bool, step: int) -> None:
-        """Run the sparse optimizer of `step` on unique rows, none missing, whose units ascend.
+        """Run the sparse optimizer of `step` on unique rows, no row missing, units ascending.
 
-        With `keep_delta` it logs how to take that back.
+        With `keep_delta` the update is logged for undo.
 
-        `sums` is this shard's `gradient_space` for as many rows and the same `keep_delta`, with the
-        summed gradients in it; it must not be used afterwards.
+        `sums` is the shard's `gradient_space` for as many rows and the same `keep_delta`, filled
+        with the summed gradients; the caller must not use `sums` afterwards.
         """
         if self.touched is not None:
             self.touched[rows] = True
@@ -111,9 +112,9 @@ class HostedShard:
                 self._log.keep(rows, self.store.update_with_delta(rows, sums, step))
 
     def pass_over(self, rows: Tensor, keep_delta: bool) -> None:
-        """Log an update that leaves the rows as they are; arguments as those of `update`.
+        """Log an update without any change of the rows; arguments as in `update`.
 
-        Protections may count on it that rows which a step asks for are updated in it.
+        Protections may count on an update of all rows asked for by a step.
         """
         if not keep_delta or not rows.numel():
             return
@@ -135,7 +136,7 @@ class HostedShard:
         self.store.xor(rows, on_device(self.store.device, error))
 
     def deltas_since_commit(self) -> Deltas:
-        """What changed since the commit: of one `update` in its order, of several unit by unit.
+        """Deltas since the commit: of one `update` in the given order, of several unit by unit.
 
         Valid until the next `update`, `undo` or commit.
         """

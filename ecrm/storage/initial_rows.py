@@ -1,4 +1,4 @@
-"""Initial values of rows: a pure function of (seed, table, row), whoever holds the row."""
+"""Initial values of rows: a pure function of (seed, table, row), the same on every rank."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class InitialRows:
     """Initial values of the rows of a row space.
 
     Uniform by a hash of (seed, table, row, column), in [-1/sqrt(n), 1/sqrt(n)) for a table of n
-    rows, as TorchRec's tables begin, unless the table says another range or a function.
+    rows, as TorchRec's tables begin, unless the table has a range, a function or values of its own.
     """
 
     def __init__(self, space: RowSpace, seed: int) -> None:
         self._seed, self._space = seed, space
-        # One entry more, for padding: rows past the end of the space.
+        # An extra entry for padding, the rows past the end of the space.
         self._tables = {
             CPU: (
                 torch.tensor([*space.offsets, space.rows]),
@@ -36,7 +36,7 @@ class InitialRows:
     def __call__(self, rows: Tensor) -> Tensor:
         """Float32 [R, dim]; R row numbers of the space, int64, any order. Padding is zero.
 
-        They are made on the device of `rows`.
+        The result is on the device of `rows`.
         """
         place, *given = self._given(rows)
         values = hash_uniform(self._seed, given[0], given[1], self._space.dim, given[2])
@@ -61,11 +61,11 @@ class InitialRows:
         return values
 
     def begin(self, values: Tensor, touched: Tensor, targets: Tensor, rows: Tensor) -> None:
-        """Write initial values over those in a matrix that were never updated.
+        """Write initial values over the never updated rows of a matrix.
 
         `values[targets[i]]`, of float32 [N, dim], becomes the value of `rows[i]` where
         `touched[targets[i]]`, of float32 [N], is 0. No target comes twice. All lie on one device. A
-        GPU is not waited for, unless a table begins with values or a function of its own.
+        GPU is not waited for, unless a table has a range, a function or values of its own.
         """
         if all(table.initial is None for table in self._space.tables):
             _, numbers, of_table, bounds = self._given(rows)
@@ -74,11 +74,11 @@ class InitialRows:
         fresh = (touched[targets] == 0).nonzero().squeeze(1)
         if fresh.numel():
             new = self(rows[fresh]).view(torch.uint8)
-            # index_put_, where it is deterministic, copies all of a matrix with a stride
+            # a deterministic index_put_ would copy all of a matrix with a stride
             scatter_records(values, (), targets[fresh], new)
 
     def _given(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of each row: place of its table in the space, table, row of the table, and bound.
+        """By row: place of the table in the space, table number, row of the table, and bound.
 
         Padding has a bound of 0.
         """
@@ -94,12 +94,12 @@ class InitialRows:
         return self._tables[device]
 
     def _filled(self, number: int, initial: InitFunction, rows: Tensor) -> Tensor:
-        """What a function makes of rows of a table of the space, float32 [R, dim]."""
+        """The values by a function for rows of a table of the space, float32 [R, dim]."""
         first = _mixed(_mixed(self._seed + _GAMMA) ^ self._space.table_numbers[number])
         values = torch.zeros(rows.numel(), self._space.dim)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             for place, row in enumerate(rows.tolist()):
-                # torch's generator knows 32 bits of a seed, which are others for each row
+                # torch's generator uses 32 bits of a seed, different for each row
                 torch.default_generator.manual_seed((first + row * _GAMMA) % 2**32)
                 fresh = torch.zeros(1, self._space.dim)
                 initial.function(fresh)
@@ -108,14 +108,14 @@ class InitialRows:
 
 
 def _bound(table: Table) -> float:
-    """What the hash is multiplied by, before it is moved."""
+    """The factor on a table's hash, before any shift."""
     if isinstance(table.initial, Uniform):
         return (table.initial.high - table.initial.low) / 2
     return 1.0 / math.sqrt(table.rows)
 
 
 def _shifted(values: Tensor, initial: Uniform) -> Tensor:
-    """Values around 0 moved to their range, which rounding must not lead out of."""
+    """Values around 0 moved to the range of `initial`; rounding must not leave the range."""
     middle = (initial.low + initial.high) / 2
     return values.add_(middle).clamp_(initial.low, initial.high)
 

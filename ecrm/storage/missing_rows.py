@@ -1,4 +1,4 @@
-"""Which rows of a shard are missing after its host died, and in which order they are rebuilt."""
+"""The missing rows of a shard after the death of the host, and the order of rebuilding."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class MissingRows:
     """A set of row numbers below `rows`, all of them at first.
 
-    `first` looks at each row once, and again only where that was undone: rows that are not missing
-    cost next to nothing.
+    `first` looks at each row once, and again only after an undo: rows not missing cost next to
+    nothing.
 
-    Rows found since the commit can be lost again: what they were decoded from is only known to be
-    right once every rank has agreed on the step.
+    Rows found since the commit can be lost again: the sources of the decoding are known to be right
+    only once every rank has agreed on the step.
     """
 
     def __init__(self, rows: int) -> None:
         self._present = lazy_zeros(rows, dtype=np.bool_)
         self._probed = self._looked = 0
-        # among the rows looked at, below `_looked`: those that were missing, ascending
+        # the rows below `_looked` found missing, ascending
         self._ahead = _NONE
         self._at_commit = self._probed, self._looked, self._ahead
         self._found: list[Tensor] = []
         self._zeros: list[Tensor] = []
-        self._rest = 0  # how many rows were removed all at once since the commit
+        self._rest = 0  # number of rows removed all at once since the commit
         self.count = rows
 
     def among(self, rows: Tensor) -> Tensor:
-        """Bool mask of which of `rows`, int64 [R], are missing."""
+        """Bool [R]: whether each of `rows`, int64 [R], is missing."""
         return ~self._present[rows] if self.count else torch.zeros(rows.numel(), dtype=torch.bool)
 
     def first(self, count: int) -> Tensor:
-        """The lowest `count` missing rows of those `probed`, or all if fewer, int64."""
+        """The lowest `count` missing rows among rows `probed`, or all if fewer, int64."""
         if not self.count:
             return _NONE
         self._ahead = self._ahead[~self._present[self._ahead]]
@@ -50,11 +50,11 @@ class MissingRows:
         return self._ahead[:count]
 
     def unprobed(self, count: int) -> tuple[int, int]:
-        """(first, last + 1) of the next `count` rows, missing or not, that are not `probed`."""
+        """(first, last + 1) of the next `count` rows, missing or not, not yet `probed`."""
         return self._probed, min(self._probed + count, self._present.numel())
 
     def probed(self, last: int) -> None:
-        """Rows below `last` have been probed, and those that are zeros removed, until `undo`."""
+        """Rows below `last` have been probed, and rows of zeros removed, until `undo`."""
         self._probed = max(self._probed, last)
 
     def remove(self, rows: Tensor) -> None:
@@ -64,9 +64,9 @@ class MissingRows:
         self.count -= rows.numel()
 
     def remove_zeros(self, rows: slice, zeros: Tensor) -> None:
-        """Missing rows among those of `zeros`, bool [R], are missing no more.
+        """Rows of the slice with true `zeros`, bool [R], are missing no more.
 
-        What is kept of a missing row is always zeros.
+        The stored record of a missing row is always zeros.
         """
         present = self._present[rows]
         found = (zeros & ~present).nonzero().squeeze(1)
@@ -75,13 +75,13 @@ class MissingRows:
         self.count -= found.numel()
 
     def remove_rest(self) -> None:
-        """No row is missing any more, however many there are."""
+        """No row is missing any more: remove all missing rows at once."""
         self._rest, self.count = self._rest + self.count, 0
 
     def undo(self) -> Tensor:
         """Rows removed since the commit are missing again.
 
-        Returns those whose records may be other than zeros, int64.
+        Returns the rows with records possibly not zeros, int64.
         """
         found = torch.cat([*self._found, _NONE])
         for rows in (found, *self._zeros):

@@ -1,4 +1,4 @@
-"""Memory of rows and redundancy that the system hands out before rows are written."""
+"""Memory of rows and redundancy, handed out by the system before rows are written."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ecrm.errors import UsageError
 _MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23  # linux/mman.h
 _AT_A_TIME = 4 << 20
 _REST = 4.0
-"""How long a thread beside the steps rests after a piece, in times of the piece."""
+"""Rest of the thread beside the steps after a piece, in times of the piece."""
 
 
 class Prefault:
-    """`storage.prefault` of one rank: all at the start, later what it takes over."""
+    """`storage.prefault` of one rank: all memory at the start, later the memory of new shards."""
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[Tensor]] = []
 
     def all_of(self, tensors: Iterable[Tensor]) -> None:
-        """Have the system hand out every page of `tensors` now, huge ones where it has them.
+        """Have the system hand out every page of `tensors` now, huge pages if available.
 
-        What they hold stays. Raises UsageError where it cannot.
+        The contents stay. Raises UsageError if the system cannot hand out the pages.
 
         Rows in huge pages are found faster, and the memory of a killed process is free again
         sooner.
@@ -39,7 +39,7 @@ class Prefault:
             self._known.append(weakref.ref(tensor))
             if not tensor.nbytes:
                 continue
-            # refused by a system without them, whose pages do as well
+            # a system without huge pages refuses; small pages do as well
             _advise(*_pages(tensor), _MADV_HUGEPAGE)
             if _advise(*_pages(tensor), _MADV_POPULATE_WRITE):
                 problem = os.strerror(ctypes.get_errno())
@@ -51,10 +51,10 @@ class Prefault:
                 )
 
     def beside(self, tensors: Iterable[Tensor]) -> threading.Thread | None:
-        """The same for new ones of `tensors`, in a thread, a piece at a time.
+        """Hand out the pages of new `tensors` in a thread, a piece at a time.
 
-        It goes on as long as somebody else holds them. Where the system cannot, pages come as rows
-        are written.
+        The thread goes on with a tensor as long as other code holds the tensor. If the system
+        cannot hand out pages ahead, pages come as rows are written. Returns the thread, if any.
         """
         self._known = [known for known in self._known if known() is not None]
         new = [
@@ -85,15 +85,15 @@ def _by_pieces(tensors: Sequence[weakref.ref[Tensor]]) -> None:
 
 
 def _pages(tensor: Tensor) -> tuple[int, int]:
-    """Address of the page that a tensor begins in, and the bytes from there to its end."""
+    """Address of the first page of a tensor, and the bytes from the address to the tensor's end."""
     first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     return first, tensor.data_ptr() + tensor.nbytes - first
 
 
 def _advise(first: int, size: int, advice: int) -> int:
-    """0 where the system has taken the advice on these pages.
+    """0 if the system has taken the advice on the pages.
 
-    With _MADV_POPULATE_WRITE it has then handed them out.
+    With _MADV_POPULATE_WRITE the system has then handed out the pages.
     """
     return int(_libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice))
 

@@ -1,4 +1,4 @@
-"""The log that takes updates since the last commit back, and that parity gets at a commit."""
+"""The log of updates since the last commit, for undo and for parity at a commit."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from ecrm.transport.gpu_copies import on_device, on_host
 Deltas = list[tuple[Tensor, Tensor]]
 """Parts of local rows, int64 [R], and old XOR new records, uint8 [R, B]; no row comes twice.
 
-Row numbers are on the CPU, records on the device of their store.
+Row numbers are on the CPU, records on the device of the store.
 """
 
 
 MOST_ROOM = (1 << 31) - 1
-"""Of a `RecordLog`."""
+"""Most rows that a `RecordLog` can have room for."""
 
 
 class UndoLog:
-    """Rows updated since the last commit, and the XOR of each record then and now.
+    """Rows updated since the last commit, and the XOR of each record at the commit and now.
 
-    Of one shard of `rows` rows, of `units` of a stripe.
+    The log is of one shard of `rows` rows, with `units` data units per stripe.
 
-    One update is kept as it came. From the second one on they are merged, each unit's by
-    themselves: a row that is updated again takes no more room, and at a commit what goes to one
-    holder of parity lies together. An update is announced by `expect` before it is made, so that
-    none is made that cannot be logged.
+    A single update is kept as given. From the second update on, updates are merged, unit by unit: a
+    row updated again takes no more room, and at a commit the deltas for one holder of parity lie
+    together. `expect` announces every update, so no update is made that cannot be logged.
 
-    Deltas lie where they are sent from: in memory from `allocate`, which has room for all rows, of
-    which the system hands out what is used. On a `device` other than the CPU all memory is real at
-    once: there they grow. There `deltas` waits for the device once, `clear` never, and `expect`
-    only where a log looks full.
+    Deltas lie in memory from `allocate`, ready to be sent. The memory has room for all rows; the
+    system hands out only the used pages. On a `device` other than the CPU all memory is real at
+    once, so the log grows with use. On such a device `deltas` waits for the device once, `clear`
+    never, and `expect` only if a log looks full.
     """
 
     def __init__(
@@ -60,9 +59,9 @@ class UndoLog:
             record_bytes // 4, allocate, device, rows=0 if self._grows else rows
         )
         self._update: tuple[Tensor, Tensor] | None = None
-        # a log for each unit once there were two updates between two commits
+        # a log for each unit, after the first two updates between two commits
         self._merged: list[RecordLog] = []
-        # of the logs that grow; each begins at 16 bytes, so that one compiled kernel serves all
+        # of growing logs; each begins at a multiple of 16 bytes: one compiled kernel serves all
         self._counters = torch.zeros(
             units if self._grows else 0, 2, dtype=torch.int64, device=device
         )
@@ -71,7 +70,7 @@ class UndoLog:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory it has come to use, the table of places as if all rows had been there."""
+        """Bytes of memory used so far, the table of places as if used for all rows."""
         rows = 0 if self._update is None else self._update[0].nbytes
         places = self._merged[0].places.nbytes if self._merged else 0
         merged = sum(max(most, log.count) for most, log in zip(self._most_merged, self._merged))
@@ -83,23 +82,23 @@ class UndoLog:
         )
 
     def space(self, rows: int) -> Tensor:
-        """Memory for the deltas of an update that is not merged, float32 [rows, B / 4].
+        """Memory for the deltas of an unmerged update, float32 [rows, B / 4], holding anything.
 
-        It holds anything, and is valid until the commit after the update, or until that is undone.
+        Valid until the commit after the update, or until the undo of the update.
         """
         self._most_space = max(self._most_space, rows)
         return self._space.of(rows)
 
     @property
     def merges(self) -> bool:
-        """Whether the next update is merged with what there is, and not kept as it comes."""
+        """Whether the next update is merged with earlier updates, and not kept as given."""
         return self._update is not None or any(log.count for log in self._merged)
 
     def expect(self, rows: Tensor) -> list[tuple[slice, RecordLog]]:
-        """An update of unique rows, int64 [R], comes: which of them it must merge into which log.
+        """Announce an update of unique rows, int64 [R]; returns slices of rows and a log for each.
 
-        Where nothing `merges` there are none of these, and `keep` must get the update. Raises
-        ValueError where units do not ascend.
+        The caller must merge the update into the logs. If the update is not merged (`merges`), the
+        list is empty, and `keep` must get the update. Raises ValueError if units do not ascend.
         """
         counts, _, in_order = split_by_unit(rows, self._units)
         if not in_order:
@@ -119,15 +118,15 @@ class UndoLog:
     def keep(self, rows: Tensor, delta: Tensor) -> None:
         """Take the first update since a commit: rows and old XOR new records, uint8 [R, B].
 
-        The records lie in `space`; both are this log's from now on.
+        The records lie in `space`; rows and records are the log's from now on.
         """
         self._update = rows, delta
 
     def deltas(self) -> Deltas:
-        """What changed since the commit.
+        """The changes since the commit.
 
-        The one update there was, if any, in its order; of several a part for each unit, rows in the
-        order of their first update. Views: valid until the next call of another method.
+        A single update, if any, in the given order; several updates as a part for each unit, rows
+        in the order of the first update. Views: valid until the next call of another method.
         """
         if self._update is None and self._merged:
             rows = self._settle() if self._grows else [_held(log)[0] for log in self._merged]
@@ -137,10 +136,10 @@ class UndoLog:
         ]
 
     def clear(self) -> None:
-        """Forget everything. The memory that it took is kept for the next time."""
+        """Forget everything. The memory is kept for later updates."""
         for unit, log in enumerate(self._merged):
             if log.count:
-                # a count that is too large adds rows of before, or row 0: all are forgotten anyway
+                # too large a count adds earlier rows, or row 0: all are forgotten anyway
                 self._most_merged[unit] = max(self._most_merged[unit], log.count)
                 log.places.index_fill_(0, _held(log)[0], 0)
                 log.count = 0
@@ -149,13 +148,13 @@ class UndoLog:
         self._update = None
 
     def undo(self, store: Store) -> None:
-        """Apply every delta to `store` again, which takes it back, and forget it."""
+        """Undo every delta by applying the delta to `store` again, and forget the deltas."""
         for rows, delta in self.deltas():
             store.xor(rows, delta)
         self.clear()
 
     def _merge_first(self) -> None:
-        """A second update comes: the one there is becomes the first that is merged."""
+        """Before a second update: merge the first update into the logs."""
         assert self._update is not None
         rows, delta = self._update
         counts = split_by_unit(rows, self._units)[0]
@@ -179,9 +178,9 @@ class UndoLog:
         return [copy[end : end + log.count] for end, log in zip(ends, self._merged)]
 
     def _new_log(self, unit: int, places: Tensor) -> RecordLog:
-        """A log with room for twice a unit's rows: all of them, and an update of all of them.
+        """A log with room for twice a unit's rows: all rows, and an update of all rows.
 
-        A kernel cannot tell which are there already. A log that grows begins without room.
+        A kernel cannot tell ahead which rows are logged already. A growing log begins without room.
         """
         rows = len(range(unit, self._rows, self._units))
         room = 0 if self._grows else min(2 * rows, MOST_ROOM)
@@ -189,18 +188,18 @@ class UndoLog:
         return RecordLog(*self._room(room), places, counter=counter)
 
     def _room(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Memory of a log of so many rows."""
+        """Memory for a log of `rows` rows: row numbers and records."""
         return self._zeros(rows, dtype=np.int64), self._allocate(
             rows, self._record_bytes, dtype=np.uint8
         )
 
     @property
     def _zeros(self) -> Allocate:
-        """Of memory that is not sent."""
+        """The allocator of memory that is not sent."""
         return self._allocate if self._grows else lazy_zeros
 
     def _make_room(self, log: RecordLog, more: int) -> None:
-        """See that `more` rows can be appended to a log."""
+        """Make room in a log for `more` rows."""
         if log.count + more <= len(log.rows) or not self._grows:
             return
         if log.count:  # an upper bound
@@ -214,5 +213,5 @@ class UndoLog:
 
 
 def _held(log: RecordLog) -> tuple[Tensor, Tensor]:
-    """The rows of a log and their deltas, as views."""
+    """The rows and the deltas of a log, as views."""
     return log.rows[: log.count], log.records[: log.count]
