@@ -1,4 +1,4 @@
-"""Checksums of the tensors in a file of a model: what a flipped bit on a disk is noticed by."""
+"""Checksums of the tensors in a model file, by which a bit flipped on disk is noticed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import xxhash
 from ecrm.errors import DataError
 
 CHECKSUMS = "xxh3"
-"""The entry of a safetensors file's metadata with {tensor: 16 hexadecimal digits}, as JSON.
+"""The metadata entry of a safetensors file with {tensor: 16 hexadecimal digits}, as JSON.
 
-They are XXH3, of 64 bits, of the tensor's bytes. A file of torch.save has a CRC-32 of each part.
+The digits are the 64-bit XXH3 of the tensor's bytes. A file of torch.save has a CRC-32 per part.
 """
 
 _PIECE = 16 << 20
 
 
 def check_share(path: Path, place: int = 0, of: int = 1) -> None:
-    """Raise DataError where a tensor in a file is not what was written there.
+    """Raise DataError if the bytes of a tensor in a file do not match the checksum.
 
-    Ranks share the work: this one, at `place`, looks at every `of`-th part. Files without checksums
+    Ranks share the work: this rank, at `place`, checks every `of`-th part. Files without checksums
     are not checked.
     """
     with path.open("rb") as file:
@@ -35,7 +35,7 @@ def check_share(path: Path, place: int = 0, of: int = 1) -> None:
             parts = list(_of_torch(file) if zipfile.is_zipfile(file) else _of_safetensors(file))
         except OSError:
             raise
-        except Exception:  # what zipfile raises for damaged files has no common class
+        except Exception:  # zipfile's errors for damaged files have no common class
             raise DataError(f"{path} is damaged: its checksums cannot be read") from None
         for name, right in parts[place::of]:
             if not right():
@@ -48,19 +48,19 @@ def check_share(path: Path, place: int = 0, of: int = 1) -> None:
 def _of_torch(file: BinaryIO) -> Iterator[tuple[str, Callable[[], bool]]]:
     archive = zipfile.ZipFile(file)
     for entry in archive.infolist():
-        if entry.CRC:  # torch can be told to leave them out
+        if entry.CRC:  # torch can be told to leave checksums out
             name = entry.filename.partition("/")[2]
             yield name, functools.partial(_is_right_in_zip, archive, entry)
 
 
 def _is_right_in_zip(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
     try:
-        with archive.open(entry) as part:  # which raises at its end where the CRC-32 is another
+        with archive.open(entry) as part:  # raises at the end if the CRC-32 differs
             while part.read(_PIECE):
                 pass
     except OSError:
         raise
-    except Exception:  # zipfile's, and those of codecs for names
+    except Exception:  # errors of zipfile, and of codecs for names
         return False
     return True
 

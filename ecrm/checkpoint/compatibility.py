@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits a config and its data, and what may differ. No torch is imported."""
+"""Whether a checkpoint fits a config and its data; the allowed changes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ecrm.data.dataset_info import read_manifest
 from ecrm.errors import UsageError
 
 MODEL = ("model.embedding_dim", "model.bottom_mlp", "model.top_mlp")
-"""Keys that the shapes of weights depend on."""
+"""Keys that decide the shapes of weights."""
 KEPT = (
     "model.embedding_dim",
     "model.bottom_mlp",
@@ -26,17 +26,17 @@ KEPT = (
     "train.sparse_eps",
     "train.dense_optimizer",
 )
-"""Keys that must stay the same when a run goes on: they make tables, model and optimizer state."""
+"""Keys kept when a run goes on: they decide tables, model and optimizer state."""
 HELD_OUT = "data.eval_fraction"
-"""May change only with the data: rows held out so far would be trained on, or the reverse."""
+"""May change only with the data: else held-out rows would be trained on, or the reverse."""
 MAY_CHANGE = ("train.sparse_lr", "train.dense_lr", HELD_OUT)
-"""Keys that the bits of what is trained from then on depend on, too."""
+"""Keys that may change when a run goes on, and then change the bits of later training."""
 TOLD = ("train.steps", "train.epochs", "train.eval_every_steps", "data.path")
-"""Keys that no bits depend on; recorded to say what has changed."""
+"""Keys without influence on bits; recorded to report changes."""
 ON = "trained_on"
-"""What decides the bits of the dense part besides these, in words, of a run that has it on a GPU.
+"""Key of an identity: the GPU that decides the bits of the dense part, in words.
 
-Without it the dense part was trained on the CPU.
+Without the key the dense part was trained on the CPU.
 """
 ANEW = "start without --resume"
 
@@ -44,10 +44,10 @@ ANEW = "start without --resume"
 def identity(
     config: Config, data_began: int = 0, began_as: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What a run trains: config keys, tables, the data's digests and how the run began.
+    """The identity of a run: config keys, tables, digests of the data, and the run's beginning.
 
-    `data_began` is the step at which the data began. `began_as` is the seed of the initial values
-    of rows, and the checksum of the checkpoint whose weights the run began with, None without.
+    `data_began` is the step at which the data began. `began_as` has the seed of the initial rows,
+    and the checksum of the checkpoint whose weights the run began with (None without a checkpoint).
     """
     values = config.to_dict()
 
@@ -71,12 +71,12 @@ def identity(
 
 
 def on_gpu(said: str) -> dict[str, Any]:
-    """That part of an identity, of a run whose dense part is trained on a GPU; "" for the CPU."""
+    """The part of an identity for a dense part trained on a GPU; empty if `said` is "", the CPU."""
     return {ON: said} if said else {}
 
 
 def device_changed(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
-    """One line where the dense part was trained on something else than it is now."""
+    """One line if the dense part was trained on another device than now, else nothing."""
     before, now = said.get(ON, "the CPU"), mine.get(ON, "the CPU")
     if before == now:
         return []
@@ -84,7 +84,7 @@ def device_changed(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
 
 
 def begun_as(said: dict[str, Any]) -> dict[str, Any]:
-    """What an identity says of how the run began."""
+    """The part of an identity about the beginning of the run."""
     return {
         "rows_seed": said.get("rows_seed", said.get("train.seed")),
         "init_from": said.get("init_from"),
@@ -92,7 +92,7 @@ def begun_as(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def same_bits(said: dict[str, Any], mine: dict[str, Any]) -> bool:
-    """Whether runs of these identities go on to the same bits from the same step."""
+    """Whether runs of two identities go on to the same bits from the same step."""
 
     def bits(of: dict[str, Any]) -> dict[str, Any]:
         return {"data_began": 0, **of, **begun_as(of), "told": None}
@@ -101,9 +101,9 @@ def same_bits(said: dict[str, Any], mine: dict[str, Any]) -> bool:
 
 
 def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
-    """Raise UsageError, with what to type, if the run at `path` had another model or tables.
+    """Raise UsageError, with the keys to set, if the run at `path` had other tables or model.
 
-    `said` is the identity of that run.
+    `said` is the identity of the run at `path`.
     """
     _check_that_it_is_built_in(path, said)
     mine = identity(config)
@@ -125,7 +125,10 @@ def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
 
 
 def check_data(path: Path, said: dict[str, Any], config: Config) -> None:
-    """Raise UsageError, with what to type, unless mapped files at `path` are of the same data."""
+    """Raise UsageError, with advice, unless the mapped files at `path` have this config's data.
+
+    `said` is the identity of the run at `path`.
+    """
     if said["data"] != identity(config)["data"]:
         raise UsageError(
             f"{path} was made from other data than {config.data.path}, "
@@ -140,9 +143,9 @@ def _check_that_it_is_built_in(path: Path, said: dict[str, Any]) -> None:
 
 
 def check_init(path: Path, said: dict[str, Any], config: Config) -> None:
-    """Raise UsageError, with what to type, if the weights do not fit a config's model and tables.
+    """Raise UsageError, with the keys to set, if weights do not fit a config's model and tables.
 
-    `said` is the identity of the run at `path` that trained them.
+    `said` is the identity of the run at `path`, which trained the weights.
     """
     _check_that_it_is_built_in(path, said)
     mine = identity(config)
@@ -164,9 +167,9 @@ def check_init(path: Path, said: dict[str, Any], config: Config) -> None:
 
 
 def changes(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
-    """One line for each difference between a run and the one that it goes on from.
+    """One line for each difference between a run and the run before.
 
-    `mine` is the identity of the run, `said` that of the one before.
+    `mine` is the identity of the run, `said` the identity of the run before.
     """
     before, now = {**said, **said.get("told", {})}, {**mine, **mine["told"]}
     path = before.pop("data.path", "")
@@ -185,9 +188,9 @@ def changes(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
 
 
 def check_steps(path: Path, at: int, steps: int, of_script: bool = False) -> None:
-    """Raise UsageError where the run at `path` has gone beyond `steps`.
+    """Raise UsageError if the run at `path` has gone beyond `steps`.
 
-    `of_script`: its steps are those of a script.
+    `of_script`: the steps are the steps of a script.
     """
     if at > steps and of_script:
         raise UsageError(
@@ -203,12 +206,12 @@ def check_steps(path: Path, at: int, steps: int, of_script: bool = False) -> Non
 
 
 def capped(tables: dict[str, int], cap: int) -> dict[str, int]:
-    """Rows of tables with model.max_rows_per_table, 0 for none."""
+    """Rows of tables under model.max_rows_per_table; 0 means no cap."""
     return {name: min(rows, cap) if cap else rows for name, rows in tables.items()}
 
 
 def tables_that_differ(theirs: dict[str, int], mine: dict[str, int]) -> str:
-    """Table by table, what rows they have."""
+    """The rows of every table that differs, in words."""
     names = [name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name)]
     return ", ".join(
         f"{name} has {theirs.get(name, 'no')} rows there, {mine.get(name, 'none')} here"
@@ -217,18 +220,19 @@ def tables_that_differ(theirs: dict[str, int], mine: dict[str, int]) -> str:
 
 
 def _caps(config: Config, wanted: dict[str, int]) -> list[dict[str, int]]:
-    """The model.max_rows_per_table with which a config has the tables `wanted`, if there is one."""
+    """The model.max_rows_per_table that gives a config the tables `wanted`; empty without any."""
     tables = read_manifest(Path(config.data.path))["tables"]
     caps = [cap for cap in (0, max(wanted.values(), default=0)) if capped(tables, cap) == wanted]
     return [{"model.max_rows_per_table": cap} for cap in caps[:1]]
 
 
 def plan_resume(given: Path | None, trained: Trained) -> tuple[list[Checkpoint], list[str]]:
-    """The checkpoints to go on from, newest first, and why others are not used.
+    """The checkpoints to go on from, newest first, and the reasons for not using the rest.
 
-    There are none without a folder given. Only the newest is used where what is trained has changed
-    since: from an older one, steps would be repeated differently. Looks at manifests and sizes, not
-    into the files. Raises UsageError and DataError as `locate` and `check_identity` do.
+    Without a folder given, both lists are empty. After a change of the training, only the newest
+    checkpoint is used: from an older checkpoint, steps would be repeated differently. Looks at
+    manifests and sizes, not into the files. Raises UsageError and DataError as `locate` and
+    `check_identity` do.
     """
     if given is None:
         return [], []
@@ -246,7 +250,8 @@ def plan_resume(given: Path | None, trained: Trained) -> tuple[list[Checkpoint],
 def began(checkpoint: Checkpoint, config: Config) -> int:
     """The step at which the data of a config begins, in a run that goes on from a checkpoint.
 
-    It is the step of the checkpoint, unless the data are the checkpoint's own.
+    The result is the step of the checkpoint, unless config and checkpoint have the same data and
+    the same held-out share: then the data began as recorded in the checkpoint.
     """
     said, mine = checkpoint.manifest.identity, identity(config)
     same = said["data"] == mine["data"] and said[HELD_OUT] == mine[HELD_OUT]

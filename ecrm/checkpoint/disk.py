@@ -1,4 +1,4 @@
-"""The calls that bring a checkpoint to disk, in one place, so that tests can interrupt them."""
+"""All calls that bring a checkpoint to disk, in one class, so that tests can interrupt them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 BLOCK = 4096
-"""Bytes of a block. Only whole blocks, in memory aligned to them, go past the page cache."""
+"""Bytes of a block. Only whole blocks, in memory aligned to blocks, can go past the page cache."""
 
 
 class Disk:
-    """Plain files; nothing is buffered in this process, and what was synced outlives a power cut.
+    """Plain files, unbuffered in this process; synced data survives a power cut.
 
-    Whole blocks go past the page cache where the file system lets them: nobody reads them soon, and
-    pages for them cost more processor time than all the rest.
+    Whole blocks go past the page cache if the file system allows: nobody reads the data soon, and
+    pages would cost more processor time than all the rest.
     """
 
     def make_folder(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
     def create(self, path: Path) -> BinaryIO:
-        """A new file, replacing any of that name."""
+        """A new file, replacing any file of the same name."""
         try:
             return open(path, "wb", buffering=0, opener=_past_the_page_cache)
         except OSError as error:
@@ -33,9 +33,9 @@ class Disk:
         return open(path, "wb", buffering=0)
 
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
-        """Write all of `data`; raises OSError where that fails.
+        """Write all of `data`; raises OSError on failure.
 
-        After anything but whole blocks the page cache gets all the rest.
+        After a write of anything but whole blocks, later writes use the page cache.
         """
         rest = memoryview(data).cast("B")
         if len(rest) % BLOCK:
@@ -46,7 +46,7 @@ class Disk:
             except OSError as error:
                 if error.errno != errno.EINVAL or not _through_the_page_cache(file):
                     raise
-                continue  # memory that begins elsewhere, or a file system of larger blocks
+                continue  # memory not aligned, or a file system of larger blocks
             rest = rest[written:]
 
     def close(self, file: BinaryIO) -> None:
@@ -60,7 +60,7 @@ class Disk:
         os.replace(old, new)
 
     def sync_folder(self, path: Path) -> None:
-        """Make the names in a folder outlive a power cut."""
+        """Make the names in a folder survive a power cut."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -79,7 +79,7 @@ def _past_the_page_cache(path: str, flags: int) -> int:
 
 
 def _through_the_page_cache(file: BinaryIO) -> bool:
-    """Whether the file went past it until now."""
+    """Switch a file to the page cache; returns whether the file went past the cache before."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     fcntl.fcntl(file, fcntl.F_SETFL, flags & ~os.O_DIRECT)
     return bool(flags & os.O_DIRECT)

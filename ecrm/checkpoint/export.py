@@ -18,11 +18,11 @@ FORMATS = ("safetensors", "torchrec")
 
 
 def export(checkpoint: Checkpoint, form: str, output: BinaryIO, folder: Path) -> tuple[int, int]:
-    """Write a checkpoint's model to an empty file in `folder`; returns (tensors, their bytes).
+    """Write a checkpoint's model to the empty file `output`; returns (tensors, their bytes).
 
-    Memory is bounded: records come in windows, and the pages of the file are the system's. Raises
-    DataError where a file of the checkpoint is damaged, UsageError where the checkpoint alone does
-    not say what its rows are, OSError where there is no space.
+    `folder` may get a temporary file. Memory is bounded: records come in windows, and the system
+    holds the pages of the file. Raises DataError if a file of the checkpoint is damaged, UsageError
+    if the checkpoint alone does not tell the values of its rows, OSError without space.
     """
     import numpy as np
 
@@ -56,7 +56,7 @@ def export(checkpoint: Checkpoint, form: str, output: BinaryIO, folder: Path) ->
 
 
 def _fill(checkpoint: Checkpoint, number: int, space: RowSpace, tables: list[np.ndarray]) -> None:
-    """Write the rows of a space: as they began, then as the checkpoint has them."""
+    """Write the rows of a space: first the initial values, then the values in the checkpoint."""
     import numpy as np
     import torch
 

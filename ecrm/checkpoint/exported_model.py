@@ -1,4 +1,4 @@
-"""What the model of a checkpoint is made of, under the names of its file."""
+"""The tables and dense tensors of a checkpoint's model, under their names in an exported file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DLRM_TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """Tables, the names of each in the file, and `dense_of(exported state)`, all else by name."""
+    """Tables, the names of each table in the file, and all else by `dense_of(exported state)`."""
 
     tables: Sequence[Table]
     names: Mapping[str, Sequence[str]]
@@ -32,7 +32,7 @@ class ExportedModel:
 
 
 def exported_model(identity: Mapping[str, Any]) -> ExportedModel:
-    """The model of an identity. Raises UsageError where rows cannot be told from that alone."""
+    """The model of an identity. Raises UsageError if the identity does not tell all rows."""
     return _session(identity) if "tensor" in identity else _dlrm(identity)
 
 
@@ -67,14 +67,14 @@ def _optimizer(identity: Mapping[str, Any], table: str) -> SparseOptimizer | Non
 
 
 class _Beginnings:
-    """What rows begin as; `loaded` is the file that their run has loaded, "" for none."""
+    """The initial values of rows; `loaded` is the file loaded by the run, "" without a file."""
 
     def __init__(self, loaded: str) -> None:
         self._loaded = loaded
         self._state: dict[str, Any] | None = None
 
     def of(self, name: str, table: Mapping[str, Any]) -> Initial | None:
-        """What the rows of a table begin as. Raises UsageError where nobody has it any more."""
+        """The initial values of a table's rows. Raises UsageError if the values are lost."""
         begins = table["begins"]
         if not isinstance(begins, str):
             return None if begins is None else Uniform(*begins)
@@ -89,7 +89,7 @@ class _Beginnings:
         return values
 
     def _values(self, name: str, table: Mapping[str, Any]) -> FileValues | None:
-        """The values of the file, None where it has not the ones that the run has begun with."""
+        """The values in the file; None if the file lacks the values with which the run began."""
         if self._state is None:
             try:
                 self._state = read_model(Path(self._loaded)) if self._loaded else {}

@@ -1,7 +1,7 @@
-"""The checkpoints of a run on disk, which of them are complete, and how one becomes so.
+"""The checkpoints of a run on disk, the complete ones among them, and their publication.
 
-Each is a folder such as `checkpoints/step-00000120/`. No torch is imported, so that `ecrm launch`
-can look before anything is started.
+A checkpoint is a folder such as `checkpoints/step-00000120/`. No torch is imported, so that `ecrm
+launch` can look before starting anything.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint: its folder and manifest, and the checkpoints that it adds to.
+    """A complete checkpoint: its folder, its manifest, and the chain of checkpoints it adds to.
 
-    `chain` has the full one first and this one last.
+    `chain` begins with the full checkpoint and ends with this checkpoint.
     """
 
     path: Path
@@ -45,9 +45,9 @@ class Checkpoint:
 
     @staticmethod
     def open(path: Path) -> Checkpoint:
-        """Read the manifests of a checkpoint and of those it adds to.
+        """Read the manifests of a checkpoint and of the checkpoints it adds to.
 
-        The sizes of all files are compared with the manifests. Raises DataError where something is
+        The sizes of all files are compared with the manifests. Raises DataError if something is
         missing or damaged, UsageError for another format version.
         """
         manifest = _read(path)
@@ -74,7 +74,7 @@ class Checkpoint:
             pass
 
     def checking(self, entry: dict[str, Any]) -> Iterator[None]:
-        """The same as `check`, a few megabytes at a time."""
+        """As `check`, but yields after every few megabytes."""
         file = self.path / entry["name"]
         found = 0
         try:
@@ -89,14 +89,14 @@ class Checkpoint:
 
 
 def name_of(step: int) -> str:
-    """The folder of the checkpoint of a step."""
+    """The folder name of a step's checkpoint."""
     return f"step-{step:08}"
 
 
 def find(folder: Path, below: int | None = None) -> tuple[list[Checkpoint], list[str]]:
-    """The complete checkpoints in `folder`, newest first, and why the others are not complete.
+    """The complete checkpoints in `folder`, newest first, and the reasons against incomplete ones.
 
-    With `below`, only those of earlier steps.
+    With `below`, only checkpoints of earlier steps.
     """
     whole, refused = [], []
     for step in sorted(_steps(folder), reverse=True):
@@ -109,10 +109,11 @@ def find(folder: Path, below: int | None = None) -> tuple[list[Checkpoint], list
 
 
 def locate(given: Path) -> tuple[list[Checkpoint], list[str]]:
-    """The complete checkpoints, newest first, in what a user gives, and why others are not.
+    """The complete checkpoints in a user's folder, newest first, and reasons against the rest.
 
-    A user gives a run folder, its folder of checkpoints, or one checkpoint, which is then the only
-    one. Raises UsageError where there is no checkpoint at all, DataError where none is complete.
+    A user gives a run folder, its folder of checkpoints, or a single checkpoint, which then is the
+    only checkpoint returned. Raises UsageError without any checkpoint, DataError without a complete
+    one.
     """
     if _STEP.fullmatch(given.resolve().name) and given.is_dir():
         return [Checkpoint.open(given.resolve())], []
@@ -131,22 +132,22 @@ def locate(given: Path) -> tuple[list[Checkpoint], list[str]]:
 
 
 class CheckpointFolder:
-    """Where a run writes its checkpoints; `path` need not exist yet.
+    """The folder for a run's checkpoints; `path` need not exist yet.
 
-    One rank at a time publishes and prunes.
+    Only a single rank at a time publishes and prunes.
     """
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path, self.disk = path, disk or Disk()
 
     def draft(self, step: int) -> Path:
-        """The temporary folder of a checkpoint, made if it is not there."""
+        """The temporary folder of a checkpoint, made if missing."""
         draft = self.path / f".{name_of(step)}"
         self.disk.make_folder(draft)
         return draft
 
     def publish(self, manifest: Manifest) -> None:
-        """Give the draft, whose files are synced, its name, and then its manifest.
+        """Give the draft, with its files synced, the final name, and then the manifest.
 
         With the manifest the checkpoint is complete.
         """
@@ -158,7 +159,7 @@ class CheckpointFolder:
         listed = {entry["name"] for entry in manifest.files}
         for path in sorted(draft.iterdir()):
             if path.name not in listed:
-                disk.remove(path)  # of an attempt that came to nothing
+                disk.remove(path)  # left by a failed attempt
         disk.sync_folder(draft)
         self._discard(final)
         disk.rename(draft, final)
@@ -171,12 +172,12 @@ class CheckpointFolder:
         disk.sync_folder(final)
 
     def newest(self) -> int:
-        """The step of the newest complete checkpoint, 0 where there is none."""
+        """The step of the newest complete checkpoint, 0 without any."""
         whole, _ = find(self.path)
         return whole[0].step if whole else 0
 
     def mark_best(self, checkpoint: Path) -> None:
-        """Let `best` lead to a complete checkpoint, here or in another run's folder."""
+        """Point `best` at a complete checkpoint, in this folder or another run's."""
         link = self.path / f".{BEST}"
         self.disk.remove(link)
         link.symlink_to(
@@ -186,10 +187,11 @@ class CheckpointFolder:
         self.disk.sync_folder(self.path)
 
     def inherit_best(self, began_from: Checkpoint) -> str:
-        """Let `best` lead where it does beside the checkpoint that this run begins from.
+        """Point `best` at the best checkpoint of the run from which this run begins.
 
-        Not where that is in this very folder, or later than the checkpoint. Returns a line for the
-        user where the best checkpoint cannot be had, and is left behind; else "".
+        Nothing changes if that checkpoint is in this very folder, or later than `began_from`.
+        Returns a line for the user if the best checkpoint cannot be read and is left behind; else
+        "".
         """
         there = began_from.path.parent
         link = there / BEST
@@ -207,14 +209,15 @@ class CheckpointFolder:
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint that `best` leads to, if it is there."""
+        """The checkpoint behind `best`, None if missing."""
         best = (self.path / BEST).resolve()
         return best if (best / manifests.NAME).exists() else None
 
     def prune(self, keep: int) -> None:
-        """Remove what neither `best` nor the newest `keep` complete checkpoints need.
+        """Remove all files not needed by `best` or by the newest `keep` complete checkpoints.
 
-        That is later drafts and earlier checkpoints.
+        Only checkpoints and drafts earlier than the newest complete checkpoint go. Without a
+        complete checkpoint nothing is removed.
         """
         whole, _ = find(self.path)
         best = self.best
@@ -232,27 +235,27 @@ class CheckpointFolder:
                 self.disk.remove_folder(draft)
 
     def give_up(self, step: int) -> None:
-        """Remove a checkpoint that nobody writes any more, unless it is complete."""
+        """Remove a checkpoint no longer being written, unless complete."""
         final = self.path / name_of(step)
         for path in (self.path / f".{name_of(step)}", final):
             if path.is_dir() and not (path / manifests.NAME).exists():
                 self.disk.remove_folder(path)
 
     def tidy(self) -> None:
-        """Remove what is half-written, of runs that are gone."""
+        """Remove the half-written files of ended runs."""
         for draft in self.path.glob(".step-*"):
             self.disk.remove_folder(draft)
         for step in list(_steps(self.path)):
             self.give_up(step)
 
     def discard_after(self, step: int) -> None:
-        """Remove checkpoints later than `step`, which were refused: their steps are done again."""
+        """Remove the refused checkpoints later than `step`: their steps are done again."""
         for later in sorted(_steps(self.path), reverse=True):
             if later > step:
                 self._discard(self.path / name_of(later))
 
     def _discard(self, path: Path) -> None:
-        """Remove a checkpoint, its manifest first, so that it never looks whole while it goes."""
+        """Remove a checkpoint, the manifest first, so that no half-removed one looks complete."""
         if path.is_dir():
             self.disk.remove(path / manifests.NAME)
             self.disk.sync_folder(path)

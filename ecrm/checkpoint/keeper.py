@@ -1,8 +1,8 @@
-"""When a run writes checkpoints, and how its ranks agree that one counts.
+"""When a run writes checkpoints, and how the ranks agree that a checkpoint is complete.
 
-Everything a rank decides by is the same on all ranks: it was shared, and then agreed on, or it is
-forgotten when a rank dies (`went_back`). A checkpoint that a death interrupts is given up; the next
-one is full.
+Every rank decides by values known alike to all ranks: values shared and then agreed on. A rank's
+death clears the values (`went_back`). A checkpoint interrupted by a death is given up; the next
+checkpoint is full.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ecrm.checkpoint.write import Buffers, Part
 from ecrm.engine.engine import Engine
 
 GIVE_UP_SECONDS = 600.0
-"""How long the end of a run waits for the disk before it goes without its last checkpoint."""
+"""Longest wait for the disk, at the end of a run or at a best evaluation, before giving up."""
 POLL_SECONDS = 0.01
 PATIENCE = 0.5
-"""Intervals for which a checkpoint that is due waits for a rebuilding to end by itself."""
+"""Intervals for which a due checkpoint waits for a rebuild to end."""
 
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """When a checkpoint is due: every so many steps or minutes, whichever is first, and at the end.
+    """When checkpoints are due: by steps, by minutes (the first to come counts), and at the end.
 
-    0 steps or minutes: not for that. The end is the last step of `steps`, or where the run is asked
-    to stop. The rest is as in config section [checkpoint].
+    0 steps or 0 minutes switch the rule off. The end is the last of `steps` steps, or the step at
+    which the run is asked to stop. The remaining fields are as in config section [checkpoint].
     """
 
     steps: int
@@ -57,13 +57,13 @@ class Checkpoints:
 
     Every live rank calls the same methods between the same steps.
 
-    `tell(fields)` gets what happened, on every rank. `background(work)` has `work` done while
-    training goes on. `written_bytes` counts this rank's share of the checkpoints that were written
-    to their end, but for the manifest. `first` is the step whose checkpoint the run began from, the
-    engine's step by default, 0 where there is none. `not_finite(step, why)` is called on every rank
-    where a checkpoint would have held a NaN or an infinity, and was not written for that; it may
-    end the run. `evaluations(step)` are those before a step, for its manifest. `began_from` is the
-    checkpoint that the run goes on from, in whichever folder.
+    `tell(fields)` gets the events, on every rank. `background(work)` runs `work` while training
+    goes on. `written_bytes` counts the bytes of this rank's files once all ranks have finished
+    their parts, without manifests. `first` is the step of the checkpoint from which the run began:
+    by default the engine's step, 0 without a checkpoint. `not_finite(step, why)` is called on every
+    rank if a NaN or an infinity kept a checkpoint from being written; the call may end the run.
+    `evaluations(step)` returns the evaluations before a step, for the manifest. `began_from` is the
+    checkpoint from which the run goes on, in any folder.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Checkpoints:
         self._attempt = self.written_bytes = 0
         self._pruned = True
         self._kept = 0  # the step of the newest complete checkpoint in this run's own folder
-        self._why = ""  # the last one that failed did so
+        self._why = ""  # the reason of the last failed checkpoint
         self._stop_by: float | None = None
         self._last_at = -math.inf  # no checkpoint was agreed on yet
         self._part: Part | None = None
@@ -102,31 +102,35 @@ class Checkpoints:
         if self._part is not None:
             self._part.cancelled = True
         self._part = None
-        self._tried: int | None = None  # the step of the last one begun
-        # a part that was given up may still use the old ones
+        self._tried: int | None = None  # the step of the last checkpoint begun
+        # a part given up may still use the old buffers
         self._rooms: dict[tuple[int, int], Buffers] = {}
-        # the step of the last checkpoint, None while that is not known to all
+        # the step of the last checkpoint, None until known to all ranks
         self._last: int | None = None
-        self._base: Manifest | None = None  # what the next one may add to
-        self._look_at = 0  # the step to look at the clock again
-        self._ending = False  # whether this step is the last, though not that of the policy
+        self._base: Manifest | None = None  # the base of the next incremental checkpoint
+        self._look_at = 0  # the clock is not read before this step
+        self._ending = False  # whether `finish` was called, perhaps before the policy's last step
 
     def went_back(self) -> None:
-        """After StepAborted: what this rank knew may not be what the others know."""
+        """After StepAborted: forget all values possibly unknown to the rest of the ranks."""
         self._forget()
 
     def between_steps(self) -> None:
-        """Collective: go on with a checkpoint being written, or begin one if it is due.
+        """Collective: go on with a checkpoint being written, or begin a due checkpoint.
 
         Raises StepAborted after a failure.
         """
         engine = self._engine
+        # after a start or a failure, ranks may know different newest checkpoints
         if self._last is None:
             self._settle()
+        # mode async: the parts are written while training goes on
         if self._part is not None:
             with engine.recovery.recovering():
+                # without a rank's part the checkpoint would lack rows: wait for the slowest rank
                 if engine.state.transport.agree(self._part.done):
                     self._count(self._part)
+        # a checkpoint now would hold training up until all lost rows are rebuilt
         if self._part is None and self._overdue() >= (PATIENCE if engine.view.rebuilding else 0):
             self._begin()
 
@@ -137,24 +141,26 @@ class Checkpoints:
 
     @property
     def unkept(self) -> str:
-        """Why there is no checkpoint of this last step, "" if there is one or was to be none.
+        """The reason for a missing checkpoint of this last step; "" if nothing wanted is missing.
 
-        The same on all ranks.
+        All ranks return the same text.
         """
         engine, wanted = self._engine, self._policy.at_end
         return (self._why or "it was not begun") if wanted and self._kept < engine.step else ""
 
     def stop(self, seconds: float) -> None:
-        """Collective, at a commit: write a checkpoint of this step, because all were asked to stop.
+        """Collective, at a commit: write a checkpoint, as the ranks were asked to stop.
 
-        What is rebuilding is rebuilt first. Where that takes longer than `seconds` from the first
-        call on, there is no checkpoint.
+        With `at_end`, lost rows are rebuilt first. If the rebuild takes longer than `seconds` from
+        the first call on, no checkpoint is written.
         """
         engine = self._engine
+        # a failure repeats the call, but the time counts from the first call
         if self._stop_by is None:
             self._stop_by = self._clock() + seconds
         stop_by = self._stop_by
         wanted = self._policy.at_end and engine.view.rebuilding
+        # a checkpoint needs all rows, and the launcher kills the ranks after cluster.stop_seconds
         if wanted and not engine.rebuild_all(lambda: self._clock() < stop_by):
             left = sum(engine.state.rebuild_left.values())
             return self._failed(
@@ -164,19 +170,21 @@ class Checkpoints:
         self.finish()
 
     def finish(self) -> None:
-        """Collective, after the last step: write its checkpoint to the end, if the disk lets it."""
+        """Collective, after the last step: write a checkpoint to the end, if the disk allows."""
         self._ending = True
         self._see_through()
 
     def keep_best(self) -> None:
-        """Collective, at the best evaluation yet: write a checkpoint of this step, as `best`."""
+        """Collective, at the best evaluation so far: write a checkpoint of this step as `best`."""
         engine = self._engine
         self._see_through()
+        # this step may have a checkpoint already, due by steps or by the clock
         if self._last != engine.step:
             self._begin()
             self._see_through()
         trouble = ""
         with engine.recovery.recovering():
+            # one rank alone changes the folder; all ranks must see the same folder
             if engine.rank == engine.view.reporter:
                 trouble = self._mark_best(engine.step)
             troubles = engine.state.transport.gather(trouble, "the best model was kept")
@@ -184,9 +192,10 @@ class Checkpoints:
             self._tell({"event": "checkpoint_failed", "step": engine.step, "why": why})
 
     def _mark_best(self, step: int) -> str:
-        """Let `best` lead to the checkpoint of `step`; returns why it could not, else "".
+        """Point `best` at the checkpoint of `step`; returns the reason for a failure, else "".
 
-        Without a complete checkpoint of the step, all have been told why already.
+        Without a complete checkpoint of the step, nothing happens: all ranks know the reason
+        already.
         """
         places = [self._folder.path / name_of(step)]
         places += [
@@ -202,35 +211,40 @@ class Checkpoints:
         return ""
 
     def _see_through(self) -> None:
-        """Collective: `between_steps` until no checkpoint is being written, if the disk lets it."""
+        """Collective: call `between_steps` until nothing is being written, if the disk allows."""
         self.between_steps()
         deadline = self._clock() + GIVE_UP_SECONDS
         while self._part is not None:
             with self._engine.recovery.recovering():
+                # clocks of ranks differ: the first rank out of time decides for all
                 if not self._engine.state.transport.agree(self._clock() < deadline):
                     return self._failed(f"not written within {GIVE_UP_SECONDS:g} s")
+            # polling without a pause would slow the writing thread
             if not self._part.done:
                 time.sleep(POLL_SECONDS)
             self.between_steps()
+        # the end of the process would cut the pruning thread short
         while not self._pruned and self._clock() < deadline:
             time.sleep(POLL_SECONDS)
 
     def _settle(self) -> None:
-        """Agree on what the newest checkpoint is."""
+        """Agree on the newest checkpoint."""
         engine = self._engine
         with engine.recovery.recovering():
+            # one rank reads the folder, so all ranks take the same checkpoint
             newest = self._folder.newest() if engine.rank == engine.view.reporter else 0
             known = engine.state.transport.gather(newest, "the newest checkpoint was looked for")
         self._kept = max(known.values())
         self._last = max(self._first, self._kept)
-        # a recovery alone does not put the next one off
+        # a recovery alone does not put the next checkpoint off
         if self._last_at == -math.inf or engine.step <= self._last:
             self._last_at = self._clock()
 
     def _overdue(self) -> float:
-        """Collective: for how many intervals the next checkpoint has been due; below 0 if not."""
+        """Collective: intervals for which the next checkpoint has been due; below 0 if not due."""
         policy, step = self._policy, self._engine.step
         if (
+            # the end needs a checkpoint at once, but a failed try is not repeated
             policy.at_end
             and (self._ending or step >= policy.steps)
             and step > self._kept
@@ -239,20 +253,24 @@ class Checkpoints:
             return math.inf
         last = self._last
         assert last is not None
+        # no step was added to the last checkpoint
         if step <= last:
             return -1.0
         every, overdue = policy.every_steps, -1.0
+        # due at multiples of `every`: a late checkpoint delays no later checkpoint
         if every:
             overdue = (step - (last // every + 1) * every) / every
+        # reading the clock is a collective call, needless if the steps decide
         if policy.every_minutes and overdue < 0:
             overdue = self._overdue_by_clock(step, last)
         return overdue
 
     def _overdue_by_clock(self, step: int, last: int) -> float:
-        """Collective: the same by the lowest rank's clock, `last` being the last one's step.
+        """Collective: `_overdue` by the lowest rank's clock; `last` is the last checkpoint's step.
 
-        The clock is asked rarely at first and more often towards the end.
+        The clock is read rarely at first, and more often towards the due time.
         """
+        # reading the clock is a collective call, too slow for every step
         if step < self._look_at:
             return -1.0
         engine = self._engine
@@ -268,17 +286,19 @@ class Checkpoints:
         return gone / wanted - 1
 
     def _begin(self) -> None:
-        """Collective: commit, rebuild what is lost, and write this rank's part.
+        """Collective: commit, rebuild lost rows, and write this rank's part.
 
-        With policy.mode "async" it is only copied, and written in the background.
+        With policy.mode "async" the part is only copied now, and written in the background.
         """
         engine, policy = self._engine, self._policy
         self._began = self._clock()
         engine.commit()
+        # a checkpoint must hold all rows
         if engine.view.rebuilding:
             engine.rebuild_all()
         with engine.recovery.recovering():
             engine.enter("checkpoint")
+            # without a base, or with a chain of full length, the checkpoint must be full
             adds = (
                 policy.kind == "incremental"
                 and self._base is not None
@@ -289,6 +309,7 @@ class Checkpoints:
             self._last = self._tried = engine.step
             try:
                 draft, trouble = self._folder.draft(engine.step), ""
+            # not raised: the rank must stay in the collective calls, and all give up together
             except OSError as error:
                 draft, trouble = (
                     self._folder.path,
@@ -301,30 +322,35 @@ class Checkpoints:
             self._part = Part(
                 engine, draft, self._folder.disk, adds, noting, self._attempt, buffers
             )
+            # no folder to write to: the count tells all ranks the reason
             if trouble:
                 self._part.trouble, self._part.done = trouble, True
+            # the copy lets training change rows while the part is written
             elif policy.mode == "async":
                 self._part.copy()
                 self._background(self._part.run)
             else:
                 self._part.run()
-            # of training, by writing or copying, and then by counting it
+            # training waits for writing or copying; `_count` adds its own time
             self._stalled = self._clock() - self._began
+            # all parts are done or failed, so the count need not wait for the next step
             if policy.mode == "sync":
                 self._count(self._part)
 
     def _count(self, part: Part) -> None:
-        """Collective, once all have written their parts: publish the checkpoint, and agree on it.
+        """Collective, after all ranks finished their parts: publish the checkpoint and agree on it.
 
-        `part` is this rank's.
+        `part` is this rank's part.
         """
         engine, began = self._engine, self._clock()
         mine = [part.entries, part.trouble, part.finite]
         said = engine.state.transport.gather(mine, "a checkpoint was counted")
         self.written_bytes += sum(entry["bytes"] for entry in part.entries)
         troubles = [f"rank {rank}: {trouble}" for rank, (_, trouble, _) in said.items() if trouble]
+        # a part is missing: all ranks have the same messages, so all give up alike
         if troubles:
             self._failed(troubles[0], written=True)
+            # a full disk lets training go on, a NaN or an infinity may have to end the run
             for wrong in [trouble for _, trouble, finite in said.values() if not finite][:1]:
                 self._not_finite(part.step, wrong)
             return
@@ -346,9 +372,11 @@ class Checkpoints:
             try:
                 part.name_dense()
                 self._folder.publish(manifest)
+                # an earlier prune may still be freeing files: one thread at a time removes
                 if self._pruned:
                     self._pruned = False
                     self._background(self._prune)
+            # not raised: all ranks must learn of the missing manifest
             except OSError as error:
                 written[1] = f"cannot write {self._folder.path}: {error.strerror or error}"
         published = engine.state.transport.gather(written, "a checkpoint was published")
@@ -370,20 +398,22 @@ class Checkpoints:
         )
 
     def _prune(self) -> None:
-        """On the reporter, beside training: a file system may need long to free large files."""
+        """Prune on the reporter, beside training: a file system may free large files slowly."""
         with contextlib.suppress(OSError):
             self._folder.prune(self._policy.keep)
         self._pruned = True
 
     def _failed(self, why: str, written: bool = False) -> None:
-        """Give this checkpoint up, and tell why.
+        """Give this checkpoint up, and tell the reason.
 
-        The notes of touched rows went with it, so the next one is full. Its files are removed where
-        all ranks' parts are `written`, or have failed.
+        `written`: the parts of all ranks are written or have failed, so the reporter removes the
+        files. The notes of touched rows are lost too: the next checkpoint is full.
         """
         step, self._why = self._engine.step, why
+        # a writer may still be at work: cancelled, the writer skips its remaining windows
         if self._part is not None:
             step, self._part.cancelled = self._part.step, True
+        # while a rank still writes, the folder must stay; one rank alone removes the folder
         if written and self._engine.rank == self._engine.view.reporter:
             with contextlib.suppress(OSError):
                 self._folder.give_up(step)

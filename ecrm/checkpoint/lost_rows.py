@@ -17,9 +17,9 @@ from ecrm.protection.restoring import Piece
 
 
 class CheckpointRows:
-    """A source of rows over a run's own checkpoints and those it was resumed from.
+    """A source of rows: a run's own checkpoints, then the checkpoints it was resumed from.
 
-    All ranks see the same folders. It is an `ecrm.protection.restoring.RowSource`.
+    All ranks see the same folders. Implements `ecrm.protection.restoring.RowSource`.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class CheckpointRows:
         self._own, self._resumed, self._begins_with = own, tuple(resumed), begins_with
 
     def read(self, shard: int, layouts: Sequence[RowLayout]) -> LostRows:
-        """A reader of the rows of a shard, which has looked at nothing yet."""
+        """A reader for the rows of a shard; only manifests of own checkpoints are read yet."""
         own = find(self._own.path)[0] if self._own is not None else []
         return LostRows(
             [*(checkpoint.path for checkpoint in own), *self._resumed],
@@ -42,11 +42,11 @@ class CheckpointRows:
 
 
 class LostRows:
-    """The rows of one shard, from the newest of `offered` in which every file is right.
+    """The rows of one shard, from the newest of the `offered` checkpoints with all row files right.
 
-    `step`: how many steps are in it, 0 where there is none, or it is `begins_with`, of whose rows
-    the values count alone (`begins`), None until `check` has found out; `refused` is why others are
-    not used.
+    `step` is the number of steps in the rows: None until `check` has ended, 0 without a checkpoint
+    or if the checkpoint is `begins_with`. `begins` tells the latter case: only the values of the
+    rows count. `refused` has the reasons for not using newer checkpoints.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class LostRows:
         self.refused: list[str] = []
 
     def check(self) -> Iterator[None]:
-        """Find it, reading all files of a checkpoint; yields each time a few megabytes are done."""
+        """Find the newest usable checkpoint, reading all row files; yields every few megabytes."""
         for path in self._offered:
             try:
                 checkpoint = Checkpoint.open(path)
@@ -80,10 +80,10 @@ class LostRows:
         self.step = 0
 
     def pieces(self) -> Iterator[Piece]:
-        """After `check`: (space, local rows, records), each from some frames of a file.
+        """After `check`: (space, local rows, records), each piece from some frames of a file.
 
-        A piece may have no row. If a row comes again, the first record counts. Raises DataError
-        where a file cannot be read any more.
+        A piece may have no row. Of a repeated row the first record counts. Raises DataError if a
+        file can no longer be read.
         """
         for link in reversed(self._checkpoint.chain if self._checkpoint is not None else ()):
             for entry in link.manifest.row_files:
@@ -94,9 +94,9 @@ class LostRows:
                     raise DataError(f"{file}: {error.strerror}") from None
 
     def _pieces_of(self, file: Path, space: int, manifest: Manifest) -> Iterator[Piece]:
-        """A piece for every FRAME_ROWS rows of a file, of whatever shards.
+        """This shard's rows among every FRAME_ROWS or more rows of a file, as one piece.
 
-        Frames may be much smaller.
+        Frames may be much smaller than FRAME_ROWS.
         """
         local_rows: list[Tensor] = []
         found: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, its last file, which makes it complete. No torch is imported."""
+"""The manifest of a checkpoint: the last file, which makes it complete. No torch is imported."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ CHECK_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
-    `step` steps are in it, which is the data position too. `identity`: everything that the bits of
-    the model depend on, by config key. `base`: None for a full one, else {"step", "checksum"} of
-    the checkpoint it adds to, `chain` being how many follow on the full one. `record_bytes` and
-    `space_rows` by row space. `files`: {"name", "space", "rows", "frames", "bytes", "crc32"} each,
-    the dense state with space -1. `dense`: {"dtype", "shape"} of its tensors in turn.
-    `evaluations`: those of the run before that step, [step, AUC, log loss, sum of training losses]
-    each.
+    `step`: steps done, also the position in the data. `identity`: everything that decides the bits
+    of the model, by config key. `base`: None for a full checkpoint, else {"step", "checksum"} of
+    the checkpoint this one adds to; `chain`: number of checkpoints after the full checkpoint.
+    `record_bytes` and `space_rows` by row space. `files`: a list of {"name", "space", "rows",
+    "frames", "bytes", "crc32"}; the dense state has space -1 and neither rows nor frames. `dense`:
+    a list of {"dtype", "shape"}, by tensor in order. `evaluations`: the run's evaluations before
+    the step, as [step, AUC, log loss, sum of training losses].
     """
 
     step: int
@@ -61,7 +61,7 @@ class Manifest:
 
     @property
     def checksum(self) -> int:
-        """CRC-32 of all that the manifest says."""
+        """CRC-32 of all fields of the manifest."""
         return zlib.crc32(_canonical(self._fields))
 
     @property
@@ -79,9 +79,9 @@ class Manifest:
 
 
 def parse(data: bytes, name: str) -> Manifest:
-    """A manifest from its file's bytes; `name` is for error messages.
+    """A manifest from the bytes of its file; `name` is for error messages.
 
-    Raises DataError when it is damaged, UsageError when it is of another version.
+    Raises DataError for a damaged manifest, UsageError for another version.
     """
     try:
         fields = json.loads(data)
@@ -103,7 +103,7 @@ def parse(data: bytes, name: str) -> Manifest:
 
 
 def _first_wrong(manifest: Manifest) -> str:
-    """The first field with a value that no run has written; "" for none."""
+    """The first field with a value never written by a run; "" for none."""
     counts = {"step": manifest.step, "chain": manifest.chain}
     for name, value in counts.items():
         if not _is_count(value):
@@ -137,7 +137,7 @@ def _first_wrong(manifest: Manifest) -> str:
 
 
 def _entries(value: Any) -> list[dict[str, Any]]:
-    """The dicts of a list; one without entries for each that is none, or for what is no list."""
+    """The dicts of a list, with {} for any other element; [{}] for anything but a list."""
     return (
         [each if isinstance(each, dict) else {} for each in value]
         if (isinstance(value, list))
@@ -155,9 +155,9 @@ def _are_counts(values: Any) -> bool:
 
 @contextlib.contextmanager
 def as_a_run_writes(path: Path) -> Iterator[None]:
-    """Around what reads the identity in a manifest: DataError where no run has written that.
+    """Around code reading the identity in a manifest: DataError if no run has written the identity.
 
-    An identity has other keys for each kind of model, and they are not checked one by one.
+    An identity has different keys for each kind of model, so the keys are not checked one by one.
     """
     try:
         yield
@@ -171,9 +171,9 @@ def as_a_run_writes(path: Path) -> Iterator[None]:
 
 
 def checksums_of(path: Path) -> Iterator[int]:
-    """The CRC-32 of the part of a file read so far, after every few megabytes.
+    """Yield the CRC-32 of the part of a file read so far, after every few megabytes.
 
-    The last one is the file's.
+    The last value is the CRC-32 of the file. An empty file yields nothing.
     """
     checksum = 0
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""What mapped files belong to: a model, data and a number of shards. No torch is imported."""
+"""The folder of mapped files, and its manifest: model, data, number of shards. Imports no torch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ HOLD_SECONDS = 5.0
 
 
 def folder_to_go_on(config: Config, trained: Trained, steps: int, resume: Path) -> Path:
-    """Where the files of the run are that `resume` leads to: its folder, or that of the files.
+    """The folder of mapped files to go on with, given by `resume`: the folder, or its run folder.
 
-    Raises UsageError, with what to type, where they cannot be used.
+    Raises UsageError, with advice, if files are missing or belong to another training, and further
+    UsageErrors and DataErrors as `read_about` and `_check_files` do.
     """
     folder = files_at(resume)
     if folder is None:
@@ -47,9 +48,9 @@ def folder_to_go_on(config: Config, trained: Trained, steps: int, resume: Path) 
 
 
 def new_folder(config: Config, run_dir: Path | None) -> Path:
-    """Where the files of a run that begins will be.
+    """The folder for the files of a run that begins.
 
-    Raises UsageError, with what to type, where they cannot be there.
+    Raises UsageError, with advice, if the folder is not given, or not new or empty.
     """
     if config.mapped.path:
         folder = Path(config.mapped.path)
@@ -73,14 +74,14 @@ def new_folder(config: Config, run_dir: Path | None) -> Path:
 
 
 def files_at(given: Path) -> Path | None:
-    """The folder of mapped files that a user gives, itself or by its run; None without any."""
+    """The folder of mapped files given by a user, directly or by the run folder, or None."""
     return next((path for path in (given, given / FOLDER) if (path / MANIFEST).exists()), None)
 
 
 def make_folder(folder: Path, servers: int, identity: dict[str, Any], first: bool) -> None:
-    """Make the folder; the `first` rank writes there what the files will belong to.
+    """Make the folder; the `first` rank writes the manifest, which never changes.
 
-    That never changes. Raises OSError.
+    Raises OSError.
     """
     disk = Disk()
     disk.make_folder(folder)
@@ -97,7 +98,7 @@ def make_folder(folder: Path, servers: int, identity: dict[str, Any], first: boo
 
 
 def leave_link(run_dir: Path, folder: Path) -> None:
-    """Make a run folder lead to the files, so that --resume finds them there.
+    """Link the files into the run folder, so that --resume finds the files by the run folder.
 
     Raises OSError.
     """
@@ -107,17 +108,17 @@ def leave_link(run_dir: Path, folder: Path) -> None:
 
 
 def hold(folder: Path) -> FileIO:
-    """Mark the files as in use for as long as what is returned is kept, and the process lives."""
+    """Mark the files as in use, until the returned file is closed or the process dies."""
     file = open_file(folder / LOCK)
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
 
 
 def _check_that_nobody_holds(folder: Path) -> None:
-    """Raise UsageError where a run is alive that uses the files.
+    """Raise UsageError if a live run uses the files.
 
-    Tries for HOLD_SECONDS: the system may take that long to let go of the files of a process that
-    was killed, and other ranks that start now look at the same time.
+    Tries for HOLD_SECONDS: the system may take as long to release the files of a killed process,
+    and further starting ranks look at the same time.
     """
     deadline = time.monotonic() + HOLD_SECONDS
     with open_file(folder / LOCK) as file:
@@ -136,8 +137,8 @@ def _check_that_nobody_holds(folder: Path) -> None:
 def _check_files(folder: Path, steps: int, of_script: bool = False) -> None:
     """Check that the files can be used by a run of `steps` steps.
 
-    Raises UsageError where a live run uses them or they are beyond `steps`, DataError where one is
-    missing or short.
+    Raises UsageError if a live run uses the files or the files are beyond `steps`, DataError if a
+    file is missing or short.
     """
     _check_that_nobody_holds(folder)
     for path in sorted(folder.glob("shard*.words")):
@@ -157,7 +158,7 @@ def _check_files(folder: Path, steps: int, of_script: bool = False) -> None:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """What the files in a folder belong to: {"version", "servers", "identity"}.
+    """The manifest of the files in a folder: {"version", "servers", "identity"}.
 
     Raises DataError for a damaged file and UsageError for another version.
     """

@@ -19,22 +19,23 @@ from ecrm.transport.base import Transport
 
 
 def last_commit(committed: Sequence[int], prepared: Sequence[int]) -> int:
-    """The commit that files stand for, from the last step that each has `committed`.
+    """The commit to restore, from the last `committed` step of each file.
 
-    `prepared` is the step of each file's rows, if they are complete. The commit is the newest that
-    any file has seen, if all are complete as of it: then all ranks had agreed on it. Else it is the
-    one before, which all have seen, or can go back to.
+    `prepared` has the last step complete in each file's rows. If all files have reached the newest
+    commit of any file, the result is the newest commit: all ranks had agreed on it. Else the result
+    is the commit before: every file has seen this commit, or can go back to it.
     """
     newest = max(committed)
+    # all ranks had agreed, but some died before noting the commit
     if all(step >= newest for step in prepared):
         return newest
     return min(committed)
 
 
 class Reopened:
-    """Brings the files of the shards hosted here to the last commit; nothing has to be loaded.
+    """Brings the files of the shards hosted on this rank to the last commit; nothing is loaded.
 
-    It is an `engine.rollback.Durable`.
+    Implements `engine.rollback.Durable`.
     """
 
     def restore(
@@ -62,7 +63,7 @@ class Reopened:
 
 
 def _dense_of(protection: MappedProtection, step: int) -> list[Tensor]:
-    """The dense state of a step from whichever rank's file has it."""
+    """The dense state of a step, from the first rank's file with the step."""
     for path in sorted(Path(protection.folder).glob("rank*.words")):
         file = DenseFile(protection.folder, path.stem, protection.durable)
         if step in file.steps:
@@ -71,9 +72,10 @@ def _dense_of(protection: MappedProtection, step: int) -> list[Tensor]:
 
 
 def _on_all(transport: Transport, action: Callable[[], Any]) -> Any:
-    """What `action` returns, if it succeeds on all ranks.
+    """Run `action`; return its result if all ranks succeed.
 
-    Where it raises an EcrmError or OSError, every rank raises that of the lowest such rank.
+    If `action` raises an EcrmError or OSError on some ranks, every rank raises DataError with the
+    text of the lowest of these ranks.
     """
     result, problem = None, ""
     try:

@@ -1,4 +1,4 @@
-"""A file of named tensors that is filled piece by piece, in bounded memory."""
+"""A file of named tensors, filled piece by piece in bounded memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMES: dict[str, type] = {
     "I16": np.int16,
     "I32": np.int32,
     "I64": np.int64,
-    "BF16": np.uint16,  # which numpy does not have
+    "BF16": np.uint16,  # numpy has no bfloat16
     "F16": np.float16,
     "F32": np.float32,
     "F64": np.float64,
@@ -39,7 +39,7 @@ Shape = tuple[np.dtype[Any], tuple[int, ...]]
 
 
 def as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A tensor as what `ModelFile` takes: bfloat16 as uint16."""
+    """A tensor as an array for `ModelFile`: bfloat16 as uint16."""
     import torch
 
     plain = tensor.detach()
@@ -49,13 +49,13 @@ def as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 class ModelFile:
-    """A file being written: `arrays` are its tensors, mapped, holding zeros until they are filled.
+    """A file being written: `arrays` are its tensors, mapped, and zero until filled.
 
     An array of uint16 is a tensor of bfloat16.
 
-    `form` is `safetensors`, or `torchrec` for what torch.load reads. `output` is an empty file,
-    `folder` is where a temporary one may lie. `bytes` are those of the tensors. Raises OSError
-    where there is no space.
+    `form` is `safetensors`, or `torchrec` for a file read by torch.load. `output` is an empty file,
+    `folder` is for a temporary file. `bytes` is the size of all tensors. Raises OSError without
+    space on the disk.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ModelFile:
         about: Mapping[str, str],
     ) -> None:
         self._output = output
-        # without a name: nothing is left of it, however this ends
+        # without a name: no file is left behind in any case
         self._plain = (
             output if form == "safetensors" else cast(BinaryIO, tempfile.TemporaryFile(dir=folder))
         )
@@ -81,7 +81,7 @@ class ModelFile:
             raise
 
     def finish(self) -> None:
-        """Bring the file into its format; OSError where there is no space."""
+        """Bring the file into its format; raises OSError without space on the disk."""
         for array in self.arrays.values():
             if isinstance(array, np.memmap):
                 array.flush()
@@ -133,11 +133,11 @@ class _Saved:
         return len(data)
 
     def flush(self) -> None:
-        """All is flushed when the file is complete."""
+        """Does nothing: all data is flushed when the file is complete."""
 
 
 def _no_checksums(shapes: Mapping[str, Shape]) -> dict[str, str]:
-    """Room in the header for checksums, which are known once all tensors are there."""
+    """Room in the header for checksums, known only once all tensors are written."""
     return {CHECKSUMS: json.dumps(dict.fromkeys(shapes, "0" * 16))}
 
 
@@ -146,13 +146,13 @@ def _begin(output: BinaryIO, shapes: Mapping[str, Shape], about: Mapping[str, st
     header, size = _header(shapes, about)
     output.write(header)
     output.flush()
-    # a mapped page that finds no room on the disk kills with SIGBUS
+    # a mapped page without room on the disk kills the process with SIGBUS
     os.posix_fallocate(output.fileno(), 0, output.tell() + size)
     return size
 
 
 def _header(shapes: Mapping[str, Shape], about: Mapping[str, str]) -> tuple[bytes, int]:
-    """What a safetensors file begins with, and the bytes of its tensors.
+    """The head of a safetensors file, and the bytes of its tensors.
 
     The file holds the size of its header, the header with names, shapes and offsets in JSON, and
     the tensors.
@@ -186,9 +186,9 @@ def read_safetensors(
 
 
 def safetensors_entries(file: BinaryIO) -> dict[str, tuple[int, dict[str, Any]]]:
-    """{name: (where in the file its data begin, its entry in the header)} of a safetensors file.
+    """{name: (position of its data in the file, its header entry)} of a safetensors file.
 
-    Raises ValueError where it is none.
+    Raises ValueError if the header is missing, cut short or not JSON.
     """
     head = os.pread(file.fileno(), 8, 0)
     if len(head) < 8:
@@ -206,5 +206,5 @@ def _mapped(
 ) -> np.ndarray[Any, Any]:
     kind, shape = _NAMES[entry["dtype"]], tuple(entry["shape"])
     if not math.prod(shape):
-        return np.empty(shape, kind)  # nothing can be mapped of it
+        return np.empty(shape, kind)  # an empty tensor cannot be mapped
     return np.memmap(file, kind, mode, offset, shape)

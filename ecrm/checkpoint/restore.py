@@ -1,6 +1,6 @@
 """Loading a checkpoint: each rank reads some files, and sends each record to its host.
 
-Each rank sends one frame at a time.
+Each rank sends a single frame at a time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ecrm.transport.piggyback import exchange_rounds
 
 
 class Restorer:
-    """Restores a run from its own checkpoints or, until there is one, those it was resumed from.
+    """Restores a run from its own checkpoints, else from the checkpoints it was resumed from.
 
-    It is an `engine.rollback.Durable`. Without either it is the undisturbed start, unless the run
-    was resumed: step 0, with the weights of `begins_with`, if given. `say` gets a line for each
-    checkpoint that is refused, on one rank. Of those in its folder the run's own have its
-    `identity`, if that is given. The same folders must be seen by all ranks. `loaded` is the last
-    one loaded.
+    Implements `engine.rollback.Durable`. Without any checkpoint the result is the undisturbed
+    start, step 0, with the weights of `begins_with`, if given; a resumed run fails instead. `say`
+    gets a line for each refused checkpoint, on the lowest live rank. With `identity`, checkpoints
+    in the run's own folder count only if of the same identity. All ranks must see the same folders.
+    `loaded` is the last checkpoint loaded.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Restorer:
     ) -> tuple[int, list[Tensor] | None]:
         """Collective: load the newest checkpoint in which every file has the right content.
 
-        All ranks check the files together. Returns what `Durable.restore` does: the steps that are
-        in it and the dense state.
+        All ranks check the files together. Returns as `Durable.restore` the number of steps in the
+        checkpoint, and the dense state.
         """
         first = transport.rank == transport.live[0]
         whole, refused = find(self._own.path) if first and self._own is not None else ([], [])
@@ -75,8 +75,10 @@ class Restorer:
         offered = [
             str(path) for path in (*(checkpoint.path for checkpoint in whole), *self._resumed)
         ]
+        # ranks may see different folders: all try the lowest rank's checkpoints
         for path in _from_first(transport, offered):
             checkpoint, problem = _checked(transport, Path(path), layouts, hosted)
+            # all ranks get the same verdict, so all load the same checkpoint
             if checkpoint is not None:
                 if first:
                     self._tidy(refused, checkpoint.step)
@@ -84,6 +86,7 @@ class Restorer:
                 self.loaded = checkpoint
                 return checkpoint.step, read_dense(checkpoint)
             refused.append(f"checkpoint {path} is not used: {problem}")
+        # a resumed run has no start of its own to go back to
         if self._resumed:
             raise _on_all(
                 transport,
@@ -91,8 +94,10 @@ class Restorer:
                 if refused
                 else "no checkpoint is left",
             )
+        # the run begins anew: the steps of checkpoints left in the folder are done again
         if first:
             self._tidy(refused, 0)
+        # rows still hold their initial values
         if self._begins_with is None:
             return 0, None
         checkpoint, problem = _checked(transport, self._begins_with.path, layouts, {})
@@ -102,9 +107,9 @@ class Restorer:
         return 0, read_dense(checkpoint)[:1]
 
     def _tidy(self, refused: list[str], step: int) -> None:
-        """Say which checkpoints were refused, and remove this run's own ones after `step`.
+        """Say which checkpoints were refused, and remove this run's own checkpoints after `step`.
 
-        Those steps are done again.
+        The removed steps are done again.
         """
         for line in refused:
             self._say(line)
@@ -114,7 +119,7 @@ class Restorer:
 
 
 def _on_all(transport: Transport, text: str) -> DataError:
-    """An error that all ranks have, and the lowest is to say."""
+    """An error raised on all ranks, and told by the lowest live rank."""
     error = DataError(text)
     error.speaker = transport.live[0]
     return error
@@ -132,10 +137,10 @@ def _checked(
     layouts: Sequence[RowLayout],
     hosted: dict[ShardSpace, HostedShard],
 ) -> tuple[Checkpoint | None, str]:
-    """Collective: a checkpoint, or the lowest rank's reason to refuse it.
+    """Collective: a checkpoint, or the lowest rank's reason to refuse the checkpoint.
 
-    Each rank checks some of the files. The row spaces must be those of `layouts`, and records as
-    wide as those of `hosted`: tables of other widths or optimizers are laid out otherwise.
+    Each rank checks some of the files. The row spaces must match `layouts`, and the record widths
+    `hosted`: tables of other widths or optimizers are laid out differently.
     """
     checkpoint, problem = None, ""
     try:
@@ -144,11 +149,13 @@ def _checked(
         for link, entry in _share_of(transport, files):
             link.check(entry)
         problem = _other_spaces(checkpoint.manifest, layouts, hosted)
+    # not raised: the rank must stay in the collective calls, and all refuse together
     except EcrmError as error:
         problem = str(error)
     said = [problem, checkpoint.manifest.checksum if checkpoint else 0]
     verdicts = list(transport.gather(said, "a checkpoint was checked").values())
     problems = [f"{text}" for text, _ in verdicts if text]
+    # each rank checked only its share, so the shares must be of the same checkpoint
     if not problems and len({checksum for _, checksum in verdicts}) > 1:
         problems = [
             "ranks see different files under this name: "
@@ -162,7 +169,7 @@ def _other_spaces(
     layouts: Sequence[RowLayout],
     hosted: dict[ShardSpace, HostedShard],
 ) -> str:
-    """How a checkpoint's row spaces differ from those of this run, or nothing."""
+    """The difference between a checkpoint's row spaces and this run's, or "" without any."""
     rows = [layout.rows for layout in layouts]
     if manifest.space_rows != rows:
         return f"its row spaces have {manifest.space_rows} rows, those of these tables {rows}"
@@ -174,7 +181,7 @@ def _other_spaces(
 
 
 def _share_of(transport: Transport, items: list[Any], rank: int | None = None) -> list[Any]:
-    """The items that fall to a live rank, by default this one."""
+    """The items for one live rank to handle, by default for this rank."""
     return items[
         transport.live.index(transport.rank if rank is None else rank) :: len(transport.live)
     ]
@@ -189,9 +196,9 @@ def _load(
     view: View,
     begins: bool = False,
 ) -> None:
-    """Collective: place the rows of a checkpoint and of those it adds to, the oldest first.
+    """Collective: place the rows of a checkpoint's chain, the oldest checkpoint first.
 
-    So each row ends with its newest record. Where a run `begins` with them, only the values are
+    So each row ends with its newest record. If a run `begins` with the rows, only the values are
     taken.
     """
     for link in checkpoint.chain:
@@ -223,7 +230,7 @@ def _frames(link: Checkpoint, files: list[dict[str, Any]]) -> Iterator[tuple[int
 
 
 def read_dense(checkpoint: Checkpoint) -> list[Tensor]:
-    """The dense state of a checkpoint, as it was exported."""
+    """The dense state of a checkpoint, as exported."""
     data = (checkpoint.path / DENSE).read_bytes()
     tensors, at = [], 0
     for entry in checkpoint.manifest.dense:

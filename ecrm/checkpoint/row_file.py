@@ -1,8 +1,8 @@
-"""A file of records of rows, in frames, so that no rank has to hold a whole file.
+"""A file of row records, in frames, so that no rank has to hold a whole file.
 
 A frame is b"ECRMROWS", the number R of rows and the size B of a record (both u32), R row numbers
-(i64) and R records of B bytes; everything little endian. Row numbers are those of the row space:
-where a row was placed is not in the file.
+(i64) and R records of B bytes; everything little endian. Row numbers count in the row space: the
+file does not tell the places of rows on ranks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from ecrm.errors import DataError
 HEADER = struct.Struct("<8sII")
 MAGIC = b"ECRMROWS"
 FRAME_ROWS = 1 << 16
-"""Rows in a frame at most: bounds the memory of writing, reading and sending."""
+"""Most rows in a frame: bounds the memory of writing, reading and sending."""
 
 
 PIECE = 1 << 20
-"""Bytes that are written at once: summed and written while they are in the processor's cache."""
+"""Bytes written at once: summed and written while still in the processor's cache."""
 
 
 class SummedFile:
-    """A file being written; at the end of a `with` without an error it is synced, and `bytes` and
-    `checksum`, a CRC-32, are those of all of it."""
+    """A file being written, synced at the end of a `with` block without an error.
+
+    `bytes` and `checksum`, a CRC-32, cover all bytes written to disk; all of the file after the
+    sync.
+    """
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk, self._file, self.name = disk, disk.create(path), path.name
@@ -48,7 +51,7 @@ class SummedFile:
                 self._flush(PIECE)
 
     def _flush(self, upto: int) -> None:
-        """Write the first `upto` bytes that are held."""
+        """Write the first `upto` held bytes."""
         data = self._piece[:upto].data
         self.checksum = zlib.crc32(data, self.checksum)
         self._disk.write(self._file, data)
@@ -74,7 +77,7 @@ def write_rows(
 ) -> dict[str, object]:
     """Write windows of (row numbers int64 [R], records uint8 [R, B]), R up to FRAME_ROWS.
 
-    Returns the manifest's entry of the file.
+    Windows without rows are skipped. Returns the manifest's entry of the file.
     """
     rows = frames = 0
     with SummedFile(disk, path) as file:
@@ -96,9 +99,9 @@ def write_rows(
 
 
 def read_rows(path: Path, record_bytes: int, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The frames of a file as (numbers int64 [R], records uint8 [R, B]), one at a time.
+    """Yield the frames of a file as (numbers int64 [R], records uint8 [R, B]).
 
-    Raises DataError where a frame is not whole, or names a row that is not below `rows`.
+    Raises DataError if a frame is not whole, or names a row outside 0 to `rows` - 1.
     """
     with open(path, "rb") as file:
         while header := file.read(HEADER.size):

@@ -1,4 +1,4 @@
-"""A file with a model's tensors, as others have saved it: mapped, and read when it is looked at."""
+"""A file with a model's tensors, saved by any program: mapped, and read page by page on use."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ def read_model(path: Path) -> dict[str, Any]:
 def open_model(path: Path) -> tuple[dict[str, Any], OpenedFile]:
     """The state_dict in a file of torch.save or safetensors; its tensors are mapped read-only.
 
-    Names of one tensor in the file have one object. Nothing is held in memory: the system reads
-    pages of the file when they are looked at. Writing into such a tensor ends the process (not
-    checked). What is no tensor is as it was saved. The bytes of tensors are not checked.
+    Names of the same tensor in a file of torch.save share one object. Nothing is held in memory:
+    the system reads pages of the file on use. Writing into a mapped tensor ends the process (not
+    checked). Values other than tensors are as saved. The bytes of tensors are not checked.
 
-    Returns the open file, too: what is read of a tensor later is right if it has not changed then.
+    Returns the open file, too: later reads of a tensor are right if the file has not changed by
+    then.
 
-    Raises UsageError where there is no such file or it holds something else, DataError where it is
-    cut short.
+    Raises UsageError if the file is missing or holds something else, DataError if the file is cut
+    short.
     """
     if path.is_dir():
         raise UsageError(_of_folder(path))
@@ -68,7 +69,7 @@ def open_model(path: Path) -> tuple[dict[str, Any], OpenedFile]:
         raise UsageError(f"{path}: {error.strerror or error}") from None
     except EcrmError:
         raise
-    except Exception as error:  # what torch raises for damaged files has no common class
+    except Exception as error:  # torch's errors for damaged files have no common class
         first = str(error).strip().partition("\n")[0]
         raise DataError(f"{path} cannot be read, it is damaged: {first}") from None
     if not isinstance(found, dict):
@@ -78,7 +79,7 @@ def open_model(path: Path) -> tuple[dict[str, Any], OpenedFile]:
 
 
 def _of_folder(path: Path) -> str:
-    """What a folder that was given for a file is, and what to type instead."""
+    """The message for a folder given in place of a file, with the command to type instead."""
     if (path / ".metadata").exists():
         return (
             f"{path} is a folder of torch.distributed.checkpoint: call dcp_to_torch_save("
@@ -94,7 +95,7 @@ def _of_folder(path: Path) -> str:
 
 
 def _check_that_it_is_flat(path: Path, found: Mapping[Any, Any]) -> None:
-    """Raise UsageError where tensors are in a dict within the dict."""
+    """Raise UsageError if the state_dict holds a further dict with tensors."""
     for name, inner in found.items():
         if str(name).endswith("_extra_state") or not isinstance(inner, Mapping):
             continue
@@ -107,14 +108,14 @@ def _check_that_it_is_flat(path: Path, found: Mapping[Any, Any]) -> None:
 
 @dataclass
 class _Mapped:
-    """An open file whose tensors are being mapped, and those that are by their place in it."""
+    """An open file whose tensors are being mapped; `known` has the mapped tensors by place."""
 
     path: Path
     file: BinaryIO
     known: dict[Hashable, Tensor] = field(default_factory=dict)
 
     def elements(self, offset: int, size: int, kind: torch.dtype) -> Tensor:
-        """`size` bytes as elements, [n]. Raises DataError where the file ends before."""
+        """`size` bytes as elements, [n]. Raises DataError if the file ends too early."""
         if not size:
             return torch.empty(0, dtype=kind)
         try:
@@ -122,7 +123,7 @@ class _Mapped:
         except ValueError:
             raise DataError(f"{self.path} is cut short") from None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it cannot be written
+            warnings.simplefilter("ignore")  # the warning of memory not writable
             return torch.from_numpy(data).view(kind)
 
 
@@ -161,7 +162,7 @@ def _are_sizes(given: Any) -> bool:
 def _of_torch(mapped: _Mapped) -> Any:
     path = mapped.path
     try:
-        with FakeTensorMode():  # tensors without memory, which know where theirs begins
+        with FakeTensorMode():  # tensors without memory, knowing their places in the file
             said = torch.load(mapped.file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         first = str(error).strip().partition("\n")[0]
@@ -180,11 +181,11 @@ def _of_torch(mapped: _Mapped) -> Any:
 
 
 def _placed(mapped: _Mapped, name: str, fake: Tensor) -> Tensor:
-    """The tensor that a fake one stands for; the same for the same place in the file."""
+    """The mapped tensor for a fake tensor; the same object for the same place in the file."""
     if fake.layout != torch.strided or fake.is_meta:
         return fake
     storage = fake.untyped_storage()
-    offset = getattr(storage, "_checkpoint_offset", None)  # torch.load says it of fake tensors
+    offset = getattr(storage, "_checkpoint_offset", None)  # set by torch.load for fake tensors
     if offset is None:
         raise UsageError(f"{mapped.path}: {name} cannot be mapped", otherwise=SAVE)
     place = offset, fake.dtype, fake.shape, fake.stride(), fake.storage_offset()

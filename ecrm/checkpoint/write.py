@@ -1,4 +1,4 @@
-"""One rank's part of a checkpoint: the rows of its shards and, on one rank, the dense state."""
+"""One rank's part of a checkpoint: the rows of its shards and, on the reporter, the dense state."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from ecrm.transport.gpu_copies import on_host
 
 Window = tuple[np.ndarray, np.ndarray]
 Buffers = dict[int, ReusableBuffer]
-"""Memory for the records of a shard's windows, by their first row."""
+"""Memory for the records of a shard's windows, by first local row."""
 
 
 class Part:
-    """What this rank adds to the checkpoint of the engine's step.
+    """This rank's part of the checkpoint of the engine's step.
 
-    It is made at a commit, when no row is missing. With `changed_only`, rows touched since the last
-    `Part` of this engine; else all ever updated. From now on the engine's shards note what is
-    touched, if `noting`. `run` writes the files; after `copy` it may do so while training goes on:
-    with `buffers`, by (shard, row space), which keep the memory of copies from one part to the
-    next. `entries` are then those of the manifest, `trouble` why there are none; not `finite` where
-    that is a NaN or an infinity in rows, dense parameters or the state of their optimizers.
+    Made at a commit, when no row is missing. With `changed_only`, the part has the rows touched
+    since the last `Part` of this engine; else all rows ever updated. If `noting`, the engine's
+    shards note touched rows from now on. `run` writes the files. After `copy`, `run` may work while
+    training goes on; `buffers`, by (shard, row space), keep the memory of copies from part to part.
+    Afterwards `entries` are for the manifest, and `trouble` is the reason for a failure, else "".
+    `finite` is False if a NaN or an infinity in rows, dense parameters or optimizer state is the
+    reason.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Part:
         buffers: dict[tuple[int, int], Buffers] | None = None,
     ) -> None:
         self.step, self._draft, self._disk = engine.step, draft, disk
-        # of this attempt alone: a writer that was given up may still be inside its last write
+        # a new name per attempt: a writer given up may still be inside its last write
         self._name = f"rows-rank{engine.rank:04}-{attempt}"
         self._dense_draft = draft / f"{DENSE}-rank{engine.rank:04}-{attempt}"
         self.done = self.cancelled = False
@@ -68,9 +69,9 @@ class Part:
             )
 
     def copy(self) -> int:
-        """Copy everything that is to be written, so that training may change it.
+        """Copy everything to be written, so that training may change rows and dense state.
 
-        Returns the bytes copied.
+        Returns the bytes of the copied row numbers and records.
         """
         self._rows = {space: [list(part) for part in parts] for space, parts in self._rows.items()}
         if self.dense is not None:
@@ -80,7 +81,7 @@ class Part:
         )
 
     def run(self) -> None:
-        """Write and sync the files; never raises."""
+        """Write and sync the files; an OSError or a value not finite ends up in `trouble`."""
         try:
             for space, parts in sorted(self._rows.items()):
                 windows = (
@@ -104,10 +105,10 @@ class Part:
         self.done = True
 
     def _checked(self, space: int, window: Window) -> Window:
-        """A window of finite records. Raises FloatingPointError for any other, with its rows."""
+        """Return a window if finite, else raise FloatingPointError with the rows in words."""
         numbers, records = window
         floats = torch.from_numpy(records).view(torch.float32)
-        if not floats.sum().isfinite():  # may be an overflow: each number decides
+        if not floats.sum().isfinite():  # the sum may overflow, so every number is checked
             bad = numbers[~floats.isfinite().all(1).numpy()].tolist()
             if bad:
                 raise FloatingPointError(
@@ -127,13 +128,13 @@ class Part:
         return {"name": DENSE, "space": -1, "bytes": file.bytes, "crc32": file.checksum}
 
     def name_dense(self) -> None:
-        """Give the dense file, where this rank has written it, the name that is in the entries."""
+        """Rename the dense file, on the rank that wrote it, to its name in the manifest."""
         if self.dense is not None:
             self._disk.rename(self._dense_draft, self._draft / DENSE)
 
     @property
     def dense_shapes(self) -> list[dict[str, Any]]:
-        """The manifest's words for the dense state; none where this rank does not write it."""
+        """The manifest's description of the dense state; empty on ranks not writing it."""
         return [
             {"dtype": str(tensor.numpy().dtype), "shape": list(tensor.shape)}
             for tensor in self.dense or []
@@ -149,7 +150,7 @@ def _windows(
 ) -> Iterator[Window]:
     """(row numbers int64 [R], records uint8 [R, B]) of a shard's rows ever updated.
 
-    With `touched`, only of those. With `buffers`, the records lie there.
+    With `touched`, only rows also touched. With `buffers`, the records lie in the buffers.
     """
     for first in range(0, layout.data_rows_per_shard, FRAME_ROWS):
         here = slice(first, min(first + FRAME_ROWS, layout.data_rows_per_shard))

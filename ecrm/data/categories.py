@@ -1,4 +1,4 @@
-"""The law that the category values of generated rows are drawn by."""
+"""The probability law of the category values of generated rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ecrm.data.layout import CATEGORIES
 from ecrm.errors import UsageError
 
 _HEX_VALUES = 1 << 32
-# with it the integral over [r, r + 1] of (x + offset)^-s is (r + 1)^-s to 3 %, for s near 1.1
+# offset for an integral over [r, r + 1] of (x + offset)^-s equal to (r + 1)^-s to 3 %, s near 1.1
 _ZIPF_OFFSET = 0.58
 
 
 @dataclass(frozen=True)
 class Categories:
-    """The law by which values of the 26 columns are drawn; each field has one number per column.
+    """The probability law of the values of the 26 columns; every field has a number per column.
 
-    `values` is how many values a column has, `missing_percent` how often there is none. Otherwise
-    the id is 0 with probability `atom`, else `floor(x)`, with x of density proportional to
+    `values` is the number of values of a column, `missing_percent` the share of missing values. An
+    id present is 0 with probability `atom`, else `floor(x)`, with x of density proportional to
     (x + offset)^-exponent on [0, values).
     """
 
@@ -33,7 +33,7 @@ class Categories:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """Number of each column's first value, then how many values there are, int64 [27].
+        """The number of every column's first value, then the number of all values, int64 [27].
 
         The values of all columns are numbered through.
         """
@@ -41,7 +41,7 @@ class Categories:
 
     @cached_property
     def _inverse(self) -> tuple[np.ndarray, ...]:
-        """The inverse distributions' constants: (atom, first, range, power, offset), each [26]."""
+        """The inverse distributions' constants: (atom, first, range, power, offset), all [26]."""
         atom, exponent, offset = np.array(self.atom), np.array(self.exponent), np.array(self.offset)
         first = offset ** (1 - exponent)
         return (
@@ -53,7 +53,7 @@ class Categories:
         )
 
     def draw(self, uniform: np.ndarray) -> np.ndarray:
-        """Ids, int64 [R, 26], of uniform numbers, float64 [R, 26]."""
+        """Return ids, int64 [R, 26], from uniform numbers, float64 [R, 26]."""
         atom, first, extent, power, offset = self._inverse
         rest = np.maximum(uniform - atom, 0) / (1 - atom)
         ids: np.ndarray = ((first + rest * extent) ** power - offset).astype(np.int64)
@@ -61,10 +61,10 @@ class Categories:
         return ids
 
     def hex_values(self, ids: np.ndarray) -> np.ndarray:
-        """What ids, int64 [R, 26], are written as: uint32 [R, 26], unique over all columns.
+        """Return the written values of ids, int64 [R, 26]: uint32 [R, 26], unique over all columns.
 
         The values of all columns are numbered through. The number goes through murmur3's 32-bit
-        finaliser, which is a bijection.
+        finaliser, a bijection.
         """
         h: np.ndarray = (ids + self.first[:-1]).astype(np.uint32)
         h ^= h >> np.uint32(16)
@@ -82,11 +82,11 @@ KAGGLE = Categories(
 
 
 def zipf(least: float, most: float, values: int) -> Categories:
-    """26 columns of `values` values each, none missing, drawn by Zipf's law, p(rank) ~ rank^-s.
+    """26 columns of `values` values, never missing, drawn by Zipf's law, p(rank) ~ rank^-s.
 
     From the first column to the last, s goes in equal steps from `least` to `most`. Raises
-    `UsageError` for exponents that are not above 1 or do not ascend, and for a number of values out
-    of range.
+    `UsageError` for exponents out of range (above 1, at most 10) or not in ascending order, and for
+    a number of values out of range.
     """
     if not 1 < least <= most <= 10:
         raise UsageError(

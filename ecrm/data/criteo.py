@@ -2,12 +2,12 @@
 
 Kaggle's file is `train.txt`, Terabyte's are `day_N`. Files are plain text or gzip.
 
-A line is a label (0 or 1), 13 integers and 26 categories of up to 8 hex digits; an empty field is a
-missing value. Under a header, as csv writers such as pandas leave them, fields may stand in double
-quotes, the label and integers may end in a point and zeros (`260.0`), and `nan`, `null` or `none`,
-in any case, is a missing value too. Lines end in LF or CRLF, the last one also without; blank lines
-are passed over. A line that is anything else is malformed: skipped and counted, or fatal where the
-caller asks for `strict`.
+A line is a label (0 or 1), 13 integers and 26 categories of up to 8 hex digits; an empty integer or
+category is a missing value. csv writers like pandas spell fields differently. Under a header,
+fields may be in double quotes, the label and integers may end in a point and zeros (`260.0`), and
+`nan`, `null` or `none`, in any case, is a missing value too. Lines end in LF or CRLF; the last line
+may lack a line end; blank lines are skipped. Any further line is malformed: skipped and counted, or
+fatal with `strict`.
 
 Legend: R well-formed rows of one block.
 """
@@ -51,7 +51,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Malformed:
-    """A line that was not read: the file, its line number counted from one, and why."""
+    """A malformed line: the file, the line number counted from 1, and the reason."""
 
     path: str
     line: int
@@ -63,12 +63,12 @@ class Malformed:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one block of a file, in file order.
+    """The rows of a block of a file, in file order.
 
     `labels` uint8 [R] in {0, 1}; `integers` int64 [R, 13]; `categories` uint32 [R, 26]; `missing`
-    bool [R, 39], integers first, where the value is then 0. `malformed` counts the block's
-    malformed lines, which `examples` describes one by one as it is gone through, once. `bytes_read`
-    counts what has been read of the file so far, compressed bytes if it is compressed.
+    bool [R, 39], integers first; a missing value is 0. `malformed` counts the malformed lines of
+    the block. `examples` yields a description of every malformed line, and can be read once.
+    `bytes_read` counts the bytes read from the file up to now, compressed bytes for a gzip file.
     """
 
     labels: np.ndarray
@@ -81,9 +81,9 @@ class Rows:
 
 
 def check_input(path: str) -> int | None:
-    """The size of an input file in bytes, None for a pipe.
+    """Return the size of an input file in bytes, `None` for a pipe or device.
 
-    Raises `UsageError` for what cannot be read and `DataError` for an empty file.
+    Raises `UsageError` for a directory or an unreadable file, `DataError` for an empty file.
     """
     try:
         status = os.stat(path)
@@ -103,12 +103,12 @@ def check_input(path: str) -> int | None:
 def read_criteo(
     path: str, *, strict: bool = False, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Rows]:
-    """Yield the rows of one file block by block, some blocks possibly without rows.
+    """Yield the rows of a file block by block; a block may have no rows.
 
-    Memory does not grow with the file: about ten times `block_bytes`. What is yielded, taken
-    together, does not depend on `block_bytes`. Raises `UsageError` for a file that cannot be read,
-    `DataError` for an empty, compressed otherwise than by gzip, damaged or truncated one, for a
-    header that lacks columns and, with `strict`, for the first malformed line as `FILE:LINE:
+    Memory does not grow with the file: about ten times `block_bytes`. All blocks together do not
+    depend on `block_bytes`. Raises `UsageError` for an unreadable file, `DataError` for a file
+    empty, damaged, truncated or in a foreign format (all compression but gzip), for a header that
+    lacks or repeats columns and, with `strict`, for the first malformed line as `FILE:LINE:
     reason`.
     """
     check_input(path)
@@ -135,7 +135,7 @@ def read_criteo(
 
 
 class _Counted(io.RawIOBase):
-    """A file opened for reading that counts the bytes read, which `tell` cannot for a pipe."""
+    """A file opened for reading, with a count of the bytes read; `tell` fails for a pipe."""
 
     def __init__(self, path: str) -> None:
         self.count = 0
@@ -158,9 +158,9 @@ class _Counted(io.RawIOBase):
 
 
 def _whole_lines(source: _Counted, path: str, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Yield whole lines, as (text, number of its first line).
+    """Yield texts of whole lines, as (text, number of the first line).
 
-    Each line ends in LF. The text has `parse_fields.PAD` spare bytes on either side.
+    Every line ends in LF. The text has `parse_fields.PAD` spare bytes on either side.
     """
     pad = bytes(parse_fields.PAD)
     line_number, carried = 1, b""
@@ -171,17 +171,17 @@ def _whole_lines(source: _Counted, path: str, block_bytes: int) -> Iterator[tupl
             line_number += data.count(b"\n")
             carried = data[end:]
         else:
-            # Cut off, an overlong line is still known as one by its length.
+            # The kept start of an overlong line is still longer than MAX_LINE_BYTES.
             carried = (carried + data)[: MAX_LINE_BYTES + 1]
     if carried:
         yield b"".join((pad, carried, b"\n", pad)), line_number
 
 
 def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
-    """Yield the file's text in pieces of `block_bytes`, unpacked if its content is gzip."""
+    """Yield the file's text in pieces of `block_bytes`, unpacked if the file is gzip."""
     buffered: io.BufferedReader = io.BufferedReader(source, max(block_bytes, 1 << 16))
     try:
-        # A pipe may hand over its first bytes one at a time: take them, then put them back in
+        # A pipe may hand over the first bytes singly: take 8 bytes, then put the bytes back in
         # front.
         head = buffered.read(8)
         _refuse_foreign(path, "is", head)
@@ -211,9 +211,9 @@ def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
 
 
 def _refuse_foreign(path: str, verb: str, start: bytes) -> None:
-    """Raise `DataError` if `start` is how an archive or a file of another format begins.
+    """Raise `DataError` if `start` begins like an archive or a file of a foreign format.
 
-    `start` is of the file or of what it unpacks to; text and gzip pass.
+    `start` is the beginning of the file or of the unpacked gzip; text and gzip pass.
     """
     what = next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), None)
     if start[_TAR[0]] == _TAR[1]:
@@ -223,7 +223,7 @@ def _refuse_foreign(path: str, verb: str, start: bytes) -> None:
 
 
 class _Prefixed:
-    """Some bytes followed by the rest of a stream, with the `read` that the gzip module needs."""
+    """Some bytes followed by the rest of a stream, with the `read` needed by the gzip module."""
 
     def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
         self._head, self._rest = head, rest
@@ -234,13 +234,13 @@ class _Prefixed:
 
 
 def _line_bounds(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets, int64, of each line's first byte and of the byte behind its last.
+    """Return the int64 offsets of the first byte of every line and of the end of every line.
 
-    LF or CRLF is left out.
+    The end is the offset behind the last byte; LF or CRLF is left out.
     """
     feeds = np.flatnonzero(block == ord("\n"))
     starts = np.concatenate(([parse_fields.PAD], feeds[:-1] + 1))
-    # An empty line's preceding byte belongs to the line before it.
+    # The byte before an empty line belongs to the previous line.
     returned = (block[feeds - 1] == ord("\r")) & (feeds > starts)
     return starts, feeds - returned
 
@@ -254,7 +254,7 @@ def _parse_block(
     layout: Layout,
     bytes_read: int,
 ) -> Rows:
-    """Parse the lines between `starts` and `ends`, which are not blank."""
+    """Parse the lines between `starts` and `ends`; no line is blank."""
     separators = np.flatnonzero(block == ord(layout.delimiter))
     first = np.searchsorted(separators, starts)
     whole = (np.searchsorted(separators, ends) - first == layout.columns - 1) & (
@@ -308,7 +308,7 @@ def _parse_block(
 def _unquote(
     block: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow fields in double quotes, as some csv writers leave them, to what is inside."""
+    """Narrow the fields to the text inside the double quotes left by some csv writers."""
     quoted = (ends - starts >= 2) & (block[starts] == ord('"')) & (block[ends - 1] == ord('"'))
     return starts + quoted, ends - quoted
 
@@ -319,9 +319,9 @@ _HEX = re.compile(rb"[0-9a-fA-F]+")
 
 
 def why_malformed(line: bytes, layout: Layout) -> str:
-    """Why one line, without its line end, is not a row, "" if it is one.
+    """Return the reason why a line, without the line end, is not a row, "" for a row.
 
-    This states plainly what the reader accepts.
+    The function is the plain statement of the format accepted by the reader.
     """
     if len(line) > MAX_LINE_BYTES:
         return f"the line is longer than {MAX_LINE_BYTES} bytes"
@@ -339,9 +339,9 @@ def why_malformed(line: bytes, layout: Layout) -> str:
 
 
 def _as_without_header(name: str, text: bytes) -> bytes:
-    """A field under a header as it is written without one.
+    """Return a field under a header in the spelling of files without a header.
 
-    It loses a fraction of zeros, and a word for a missing value becomes "".
+    A fraction of zeros is dropped, and a word for a missing value becomes "".
     """
     if not name.startswith("cat_"):
         text = _ZERO_FRACTION.sub(b"", text)
@@ -349,7 +349,7 @@ def _as_without_header(name: str, text: bytes) -> bytes:
 
 
 def _field_problem(name: str, text: bytes) -> str:
-    """Return what is wrong with one field's text, "" if nothing is."""
+    """Return the problem with a field's text, "" without a problem."""
     if name == "label":
         return "" if text in (b"0", b"1") else "not 0 or 1"
     if not text:

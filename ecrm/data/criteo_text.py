@@ -24,7 +24,7 @@ def format_rows(
     `labels` uint8 [R] in {0, 1}, `integers` int64 [R, 13] in -99,999,999 to 99,999,999 (not
     checked), `categories` uint32 [R, 26], `missing` bool [R, 39], integers first.
     """
-    # Every field gets its full width, with NUL where a shorter text has nothing; then the NULs go.
+    # Every field gets the full width, with NULs around a shorter text; then the NULs go.
     rows = len(labels)
     text = np.zeros((rows, 2 + INTEGERS * _INTEGER_WIDTH + CATEGORIES * _CATEGORY_WIDTH), np.uint8)
     text[:, 0] = labels + ord("0")

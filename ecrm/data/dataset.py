@@ -1,6 +1,6 @@
-"""A prepared Criteo dataset as training reads it: memory-mapped, batches by row number.
+"""A prepared Criteo dataset for training: memory-mapped, with batches by row number.
 
-Legend: B samples of a batch; 13 integers and 26 categories each.
+Legend: B samples of a batch; a sample has 13 integers and 26 categories.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _HASH_BYTES = 1 << 22
 
 
 class CriteoDataset:
-    """A dataset directory made by `ecrm prepare`; its last rows are held out for evaluation.
+    """A dataset directory made by `ecrm prepare`, with the last rows held out for evaluation.
 
-    The last rows are the latest.
+    The last rows are the latest if the input was in the order of time.
 
-    `tables` lists (name, rows) of the 26 tables; ids of table t are below its rows, and id 0 stands
-    for the missing value. `train_rows` and `eval_rows` count the rows of the two splits.
+    `tables` lists (name, rows) of the 26 tables; the ids of a table are below the table's rows, and
+    id 0 stands for the missing value. `train_rows` and `eval_rows` count the rows of the two
+    splits.
     """
 
     def __init__(
@@ -62,13 +63,13 @@ class CriteoDataset:
         max_rows_per_table: int | None = None,
         eval_fraction: float = 0.1,
     ) -> CriteoDataset:
-        """Open a dataset, and check its manifest and the length of its files, not their content.
+        """Open a dataset; check the manifest and the lengths of the files, not the contents.
 
-        `max_rows_per_table` (2 to 2^31 - 1; None or 0 for no cap) folds the ids of larger tables
-        into that many rows: id 0 stays, another becomes `1 + (id - 1) mod (max_rows_per_table -
-        1)`. The last `floor(rows * eval_fraction)` rows are held out. Raises `UsageError` for bad
-        arguments and a directory that holds no dataset, `DataError` for a damaged manifest and for
-        a file that is missing or not of its length.
+        `max_rows_per_table` (2 to 2^31 - 1; `None` or 0 for no cap) limits the rows of larger
+        tables. The cap folds ids: id 0 stays, a positive id becomes `1 + (id - 1) mod
+        (max_rows_per_table - 1)`. The last `floor(rows * eval_fraction)` rows are held out. Raises
+        `UsageError` for bad arguments, unreadable files and a directory without a dataset,
+        `DataError` for a damaged manifest and for a file missing or of the wrong length.
         """
         if max_rows_per_table and not 2 <= max_rows_per_table < 2**31:
             raise UsageError(
@@ -86,9 +87,9 @@ class CriteoDataset:
             raise UsageError(f"{path}: {error.strerror or error}") from error
 
     def train_batch(self, start: int, size: int) -> Batch:
-        """`size` training rows from `start` on, from the first row again at the end of the split.
+        """Return `size` training rows from `start` on, restarting at row 0 after the last row.
 
-        Both numbers must not be negative. Raises `DataError` if an id is out of its table's range.
+        Raises `ValueError` for negative numbers, `DataError` for an id out of the table's range.
         """
         if start < 0 or size < 0:
             raise ValueError(f"start {start} and size {size} must not be negative")
@@ -100,9 +101,9 @@ class CriteoDataset:
         return self._read(pieces)
 
     def eval_batch(self, start: int, size: int) -> Batch:
-        """The held-out rows `start` to `start + size` - 1, cut off at the end of the split.
+        """Return the held-out rows `start` to `start + size` - 1, cut off at the end of the split.
 
-        Both numbers must not be negative. Raises `DataError` if an id is out of its table's range.
+        Raises `ValueError` for negative numbers, `DataError` for an id out of the table's range.
         """
         if start < 0 or size < 0:
             raise ValueError(f"start {start} and size {size} must not be negative")
@@ -110,10 +111,11 @@ class CriteoDataset:
         return self._read([slice(begin, end)])
 
     def batch_for(self, step: int, slot: int, slots: int, global_batch: int) -> Batch:
-        """One slot's training rows of one step.
+        """Return the training rows of a slot in a step.
 
-        Of the step's global batch these are row `slot * global_batch // slots` up to the next
-        slot's first. Global batches follow one another in file order, step 0 starting with row 0.
+        The slot gets the rows of the step's global batch from `slot * global_batch // slots` up to
+        the first row of the next slot. Global batches follow in file order; step 0 starts with
+        row 0.
         """
         if not 0 <= slot < slots:
             raise ValueError(f"slot {slot} is not one of {slots}")
@@ -121,9 +123,9 @@ class CriteoDataset:
         return self.train_batch(step * global_batch + begin, end - begin)
 
     def verify(self) -> None:
-        """Read all files, and compare their SHA-256 with the manifest's.
+        """Read all files, and compare the SHA-256 sums with the manifest.
 
-        Raises `DataError`, naming the first that differs.
+        Raises `DataError` naming the first file with a different sum.
         """
         for name, record in self._manifest["files"].items():
             digest = hashlib.sha256()
@@ -137,14 +139,14 @@ class CriteoDataset:
                 )
 
     def check_rows(self, start: int, stop: int) -> None:
-        """Raise `DataError` if an id in these rows of the file is out of its table's range."""
+        """Raise `DataError` if an id in rows `start` to `stop` - 1 is out of the table's range."""
         self._read([slice(start, stop)])
 
     def _read(self, pieces: list[slice]) -> Batch:
-        """Copy row ranges of the mapped files, one after the other, into a batch.
+        """Copy row ranges of the mapped files, in order, into a batch.
 
-        Raises DataError where a file has changed since it was opened. A file that is cut short
-        while it is read ends the process.
+        Raises DataError if a file has changed since the dataset was opened, and for an id out of
+        range. A file cut short during the copy ends the process.
         """
         self._check_files()
         size = sum(piece.stop - piece.start for piece in pieces)

@@ -1,4 +1,4 @@
-"""The manifest of a prepared dataset: what its files hold, and whether they are whole."""
+"""The manifest of a prepared dataset: the content of the files, and checks of completeness."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ FILES: dict[str, tuple[str, tuple[int, ...]]] = {
     "dense.bin": ("<f4", (INTEGERS,)),
     "sparse.bin": ("<i4", (CATEGORIES,)),
 }
-"""Each binary file's dtype and the shape of one row; rows follow one another without gaps."""
+"""The dtype and row shape of every binary file; rows follow without gaps."""
 
 MALFORMED = "malformed.txt"
-"""Names the lines that were not read, where there were any; nothing reads it."""
+"""The file naming malformed lines, present if any line was malformed; no code reads the file."""
 
 MAX_MALFORMED = 0.01
-"""Share of a file's lines that may be malformed unless the user says otherwise."""
+"""Default of the share of a file's lines allowed to be malformed."""
 JUDGED_LINES = 100_000
-"""Lines of a file after which it need not be read to its end to be refused as malformed."""
+"""Lines to read of a file before the file can be refused as malformed ahead of its end."""
 
 TABLE_NAMES = tuple(f"t_cat_{i}" for i in range(CATEGORIES))
 
 
 def holds_dataset(directory: Path) -> bool:
-    """Return whether a directory holds the manifest of a dataset, of whatever format version."""
+    """Return whether a directory holds the manifest of a dataset, in any format version."""
     try:
         manifest = json.loads((directory / NAME).read_bytes())
     except (OSError, ValueError):
@@ -40,10 +40,11 @@ def holds_dataset(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest in a directory, checked as far as the project relies on it.
+    """Return the manifest in a directory; check all entries used by the project.
 
-    File sizes are not looked at. Raises `UsageError` where there is no dataset or one of another
-    format version, `DataError` for a damaged manifest.
+    The sizes of the files on disk are not checked. Raises `UsageError` for a directory without a
+    dataset, an unreadable manifest and a different format version, `DataError` for a damaged
+    manifest.
     """
     path = directory / NAME
     try:
@@ -77,7 +78,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def check_files(directory: Path, manifest: dict[str, Any]) -> None:
-    """Raise `DataError` if a file is missing or is not as long as the manifest says."""
+    """Raise `DataError` if a file is missing or differs in length from the manifest."""
     for name, record in manifest["files"].items():
         path = directory / name
         try:
@@ -91,19 +92,19 @@ def check_files(directory: Path, manifest: dict[str, Any]) -> None:
 
 
 def split_rows(rows: int, eval_fraction: float) -> tuple[int, int]:
-    """Return how many rows are for training and how many, the last ones, are held out."""
+    """Return the numbers of training rows and of held-out rows (the last rows)."""
     held_out = int(rows * eval_fraction)
     return rows - held_out, held_out
 
 
 def row_bytes(name: str) -> int:
-    """Return how many bytes of a binary file one row takes."""
+    """Return the bytes of a row in a binary file."""
     dtype, shape = FILES[name]
     return int(dtype[-1]) * (shape[0] if shape else 1)
 
 
 def _problem(manifest: dict[str, Any]) -> str:
-    """Return what is wrong with the entries that a reader relies on, "" if nothing is."""
+    """Return the first problem in the entries used by a reader, "" without a problem."""
     rows, tables, files = (manifest.get(key) for key in ("rows", "tables", "files"))
     if not isinstance(rows, int) or rows < 1:
         return f"rows is {rows!r}, not a positive number"

@@ -1,16 +1,16 @@
-"""Criteo-like click logs of any length from a seed, with a signal that a model can learn.
+"""Criteo-like click logs of any length from a seed, with a signal for a model to learn.
 
 Columns have the published Kaggle cardinalities and are drawn to look like the Kaggle training set:
-Zipf-like ids, missing values, skewed integers, one row in four a click; category values may be
-drawn by another law (`categories.py`). Whether a row is a click is drawn from a known probability,
-so the best AUC that any model can reach is known as well.
+Zipf-like ids, missing values, skewed integers, a quarter of the rows clicks. Category values may be
+drawn by a different law (`categories.py`). A click is drawn from a known probability, so the best
+AUC possible for any model is known as well.
 
 The log-odds of a click are, up to a scale and an intercept, the sum of
   - an effect of each category value (missing is a value too), a hash of (seed, column, value);
-  - for each integer column a weight times its standardised `ln(max(x, -2) + 3)`, missing as 0;
-  - for some pairs of columns the product of two hidden numbers, one of each value, again hashes.
-Scale and intercept are set on rows of their own so that any seed has log-odds of the same spread
-and the published click rate.
+  - for each integer column a weight times the standardised `ln(max(x, -2) + 3)`, missing as 0;
+  - for some pairs of columns the product of two hidden numbers, hashes of the two values.
+Scale and intercept are set on separate rows. So the log-odds have the same spread and the published
+click rate for any seed.
 
 Legend: R rows of one block.
 """
@@ -36,7 +36,7 @@ from ecrm.data.layout import CATEGORIES, INTEGERS
 from ecrm.errors import UsageError
 from ecrm.metrics import Histogram, logit_losses
 
-BLOCK_ROWS = 8192  # part of the definition of the rows: each block has its own random stream
+BLOCK_ROWS = 8192  # part of the definition of the rows: every block has its own random stream
 LOG_ODDS_SPREAD = 1.4
 _CALIBRATION_BLOCKS = 4
 _ROWS_STREAM, _CALIBRATION_STREAM = range(2)
@@ -49,10 +49,10 @@ _INTEGER_WEIGHT = 0.2
 
 @dataclass(frozen=True)
 class Drawn:
-    """Rows as drawn, and the log-odds that each is a click.
+    """Rows as drawn, with the log-odds of a click.
 
     `labels` uint8 [R], `integers` int64 [R, 13], `ids` int64 [R, 26] in 0 to the column's
-    cardinality - 1, `missing` bool [R, 39], integers first, where the integer or id is 0;
+    cardinality - 1, `missing` bool [R, 39], integers first; a missing integer or id is 0.
     `log_odds` float64 [R].
     """
 
@@ -64,15 +64,15 @@ class Drawn:
 
     @property
     def probability(self) -> np.ndarray:
-        """The probability that each row is a click: float64 [R]."""
+        """The probability of a click in every row, float64 [R]."""
         return _sigmoid(self.log_odds)
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What a generated file holds, and how well the true probabilities predict it.
+    """The counts of a generated file, and the AUC and logloss of the true probabilities.
 
-    No model does better, except by luck. `attainable_auc` is NaN unless both labels occur.
+    No model does better, except by luck. `attainable_auc` is NaN if only one label occurs.
     """
 
     rows: int
@@ -83,18 +83,18 @@ class Generated:
 
 
 class Population:
-    """All rows of a seed: an endless sequence of blocks of `BLOCK_ROWS`, each drawn by itself."""
+    """All rows of a seed: an endless sequence of independent blocks of `BLOCK_ROWS` rows."""
 
     def __init__(self, seed: int, categories: Categories = KAGGLE) -> None:
         """`seed` is in 0 to 2^64 - 1, `categories` is the law of category values.
 
-        Raises `UsageError` for another seed.
+        Raises `UsageError` for a seed out of range.
         """
         if not 0 <= seed < 2**64:
             raise UsageError(f"seed {seed} is not in 0 to 2^64 - 1")
         self._seed, self._categories = seed, categories
-        # Columns of many values say less, so that most of the signal can be learned from rows in
-        # the thousands.
+        # Columns of many values have small weights, so a model learns most of the signal from
+        # thousands of rows.
         self._category_weight = 1 / (1 + np.log10(categories.values))
         self._key = mix64(np.array([seed], np.uint64))
         weights = mix64(self._key + np.arange(1, INTEGERS + 1, dtype=np.uint64))
@@ -105,7 +105,7 @@ class Population:
         self._calibrate()
 
     def draw(self, block: int) -> Drawn:
-        """Return the rows of one block, counted from 0."""
+        """Return the rows of a block, counted from 0."""
         integers, ids, missing, uniform = self._features(_ROWS_STREAM, block)
         log_odds = self._intercept + self._scale * self._signal(_logarithms(integers), ids, missing)
         return Drawn(
@@ -113,7 +113,7 @@ class Population:
         )
 
     def _calibrate(self) -> None:
-        """Standardise the integers and set scale and intercept from rows that are in no file."""
+        """Standardise the integers and set scale and intercept, from rows outside of all files."""
         features = [
             self._features(_CALIBRATION_STREAM, block) for block in range(_CALIBRATION_BLOCKS)
         ]
@@ -127,7 +127,7 @@ class Population:
     def _features(
         self, stream: int, block: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(integers, ids, missing, a uniform number per row) of one block.
+        """Return (integers, ids, missing, a uniform number per row) of a block.
 
         A missing value has the integer or id 0.
         """
@@ -142,16 +142,16 @@ class Population:
         return integers, ids, missing, random.random(BLOCK_ROWS)
 
     def _signal(self, logarithms: np.ndarray, ids: np.ndarray, missing: np.ndarray) -> np.ndarray:
-        """The log-odds before scale and intercept, float64 [R].
+        """Return the log-odds before scale and intercept, float64 [R].
 
-        `logarithms` are those of the integers, [R, 13].
+        `logarithms`, [R, 13], are the result of `_logarithms` for the integers.
         """
         numbers = self._categories.first
         values = ids + numbers[:-1]
         row, column = np.nonzero(missing[:, INTEGERS:])
         values[row, column] = numbers[-1] + column
-        # A sum of two 16-bit uniforms, centred and divided by its deviation, for each of effect and
-        # hidden number.
+        # Effect and hidden number: sums of two 16-bit uniforms, centred and divided by the
+        # deviation of the sum.
         quarters = (
             mix64(values.astype(np.uint64) ^ self._key).view(np.uint16).reshape(*ids.shape, 2, 2)
         )
@@ -172,7 +172,7 @@ def _sigmoid(log_odds: np.ndarray) -> np.ndarray:
 
 
 def _intercept(log_odds: np.ndarray, rate: float) -> float:
-    """Return what to add to the log-odds so that the mean probability is `rate`, by bisection."""
+    """Return the summand for log-odds with a mean probability of `rate`, by bisection."""
     low, high = -100.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -181,7 +181,7 @@ def _intercept(log_odds: np.ndarray, rate: float) -> float:
 
 
 def _logarithms(integers: np.ndarray) -> np.ndarray:
-    """The integers as training sees them: `ln(x + 3)`, float64 of the same shape.
+    """Return the integers as used in training: `ln(x + 3)`, float64 of the same shape.
 
     x must be at least -2.
     """
@@ -198,11 +198,11 @@ def generate_criteo(
 ) -> Generated:
     """Write `rows` rows of a seed in the layout of Kaggle's `train.txt`.
 
-    The file is gzipped if its name ends in `.gz`. Category values are drawn by the law
-    `categories`. The same seed and law give the same rows, and a longer file starts with the
-    shorter one. The file appears, replacing one of that name, only when it is complete and on disk.
-    Raises `UsageError` for a number of rows or a seed out of range and for an output that cannot be
-    written, `EcrmError` where writing fails.
+    The file is gzipped if the name ends in `.gz`. Category values are drawn by the law
+    `categories`. The same seed and law give the same rows; a longer file starts with the rows of
+    the shorter file. The file appears, and replaces any file of the same name, once complete and
+    on disk. Raises `UsageError` for a number of rows or a seed out of range and for an unwritable
+    output, `EcrmError` for a failed write.
     """
     if rows < 1:
         raise UsageError(f"rows is {rows}, at least 1 is needed")
@@ -210,7 +210,7 @@ def generate_criteo(
     target = Path(os.path.realpath(output))
     scores, logloss = Histogram(), 0.0
     with staged_file(target) as file:
-        # Without a name and a time in its header the gzip file depends on the rows only.
+        # Without a name and a time in the header the gzip file depends on the rows only.
         stream = gzip.GzipFile("", "wb", 1, file, mtime=0) if target.name.endswith(".gz") else file
         for block in range(-(-rows // BLOCK_ROWS)):
             drawn, kept = population.draw(block), slice(rows - block * BLOCK_ROWS)
@@ -237,9 +237,10 @@ def generate_criteo(
 
 
 def _draw_integers(uniform: np.ndarray) -> np.ndarray:
-    """Integers, int64 [R, 13], of uniform numbers, float64 [R, 13].
+    """Return integers, int64 [R, 13], from uniform numbers, float64 [R, 13].
 
-    They are log-logistic, and reach the sample's maximum about once in the sample.
+    The integers are log-logistic. As many rows as in the sample reach the sample's maximum about
+    once.
     """
     maximum, minimum = np.array(shape.INTEGER_MAXIMUM), np.array(shape.INTEGER_MINIMUM)
     power = np.log(maximum / _INTEGER_MEDIAN) / math.log(shape.SAMPLE_ROWS)
@@ -250,10 +251,10 @@ def _draw_integers(uniform: np.ndarray) -> np.ndarray:
 
 
 def _draw_missing(random: np.random.Generator, category_percent: Sequence[float]) -> np.ndarray:
-    """Which values are missing, bool [BLOCK_ROWS, 39].
+    """Draw the missing values: bool [BLOCK_ROWS, 39].
 
-    Columns that miss about the same share of values miss them in the same rows, as in the real
-    sets.
+    Columns with about the same share of missing values miss values in the same rows, as in the
+    real sets.
     """
     parts = []
     for percent in (np.array(shape.INTEGER_MISSING_PERCENT), np.array(category_percent)):

@@ -25,11 +25,11 @@ def mix64(values: np.ndarray) -> np.ndarray:
 
 
 def row_ids(categories: np.ndarray, missing: np.ndarray, hash_sizes: np.ndarray) -> np.ndarray:
-    """The table row of each category value.
+    """Return the table row of every category value.
 
-    It is 0 where the value is missing, else `1 + mix64(value) mod (hash_size - 1)`. `categories`
-    uint32 [R, 26], `missing` bool [R, 26], `hash_sizes` [26] each at least 2; the result is int32
-    [R, 26]. Row 0 is only ever the missing value's.
+    The row of a missing value is 0, else `1 + mix64(value) mod (hash_size - 1)`. `categories`
+    uint32 [R, 26], `missing` bool [R, 26], `hash_sizes` [26], at least 2; the result is int32
+    [R, 26]. Only missing values have row 0.
     """
     ids: np.ndarray = mix64(categories.astype(np.uint64)) % (
         np.asarray(hash_sizes).astype(np.uint64) - np.uint64(1)
@@ -42,8 +42,8 @@ def row_ids(categories: np.ndarray, missing: np.ndarray, hash_sizes: np.ndarray)
 def cap_rows(ids: np.ndarray, caps: np.ndarray) -> None:
     """Fold row ids in place into tables of `caps` rows.
 
-    0 stays 0, another id becomes `1 + (id - 1) mod (cap - 1)`. `ids` is int64 [R, 26], `caps` int64
-    [26], each at least 2. Where the cap is not below the table's rows nothing changes.
+    0 stays 0, a positive id becomes `1 + (id - 1) mod (cap - 1)`. `ids` is int64 [R, 26], `caps`
+    int64 [26], at least 2. A cap not below the table's rows changes nothing.
     """
     missing = ids == 0
     ids -= 1

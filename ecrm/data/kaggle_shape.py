@@ -1,8 +1,7 @@
-"""What is known of the columns of the Criteo Kaggle training set: aggregate numbers only, no rows.
+"""Known figures of the columns of the Criteo Kaggle training set: aggregate numbers, no rows.
 
-Measured on a uniform sample of `SAMPLE_ROWS` rows, but for the cardinalities, which are the
-published ones of the whole sets. Columns are in the order of the files, 13 integers and 26
-categories.
+All are measured on a uniform sample of `SAMPLE_ROWS` rows, except the cardinalities: the published
+numbers of the whole sets. Columns are in the order of the files, 13 integers and 26 categories.
 """
 
 SAMPLE_ROWS = 137_139
@@ -125,7 +124,7 @@ TOP_VALUE_PERCENT = (
     44.2,
     44.2,
 )
-"""Share of rows that hold the most frequent value, where missing counts as a value."""
+"""Share of rows with the most frequent value; missing counts as a value."""
 DISTINCT_VALUES = (
     616,
     528,
@@ -185,7 +184,7 @@ VALUES_SEEN_ONCE = (
 )
 LOOKUPS_COVERED_BY_TOP_1_PERCENT = 0.727
 LOOKUPS_COVERED_BY_TOP_10_PERCENT = 0.887
-"""Share of lookups that go to the most frequent 1 % and 10 % of the distinct values in the sample.
+"""Share of lookups of the most frequent 1 % and 10 % of the distinct values in the sample.
 
 The values of all columns are taken together. Lookups of missing values do not count.
 """
@@ -218,7 +217,7 @@ ZIPF = (
     (0.0000, 7.8630, 17.7926),
     (0.0000, 1.6045, 142.536),
 )
-"""Per column (atom, exponent, offset) of the law that ids are drawn by.
+"""Per column (atom, exponent, offset) of the probability law of ids.
 
 The id is 0 with probability `atom`, else `floor(x)`, with x of density proportional to
 (x + offset)^-exponent on [0, cardinality). The numbers are fitted by least squares to the column's

@@ -1,4 +1,4 @@
-"""Which column of a Criteo text file is which: the published order, or a header line."""
+"""The column order of a Criteo text file: the published order, or a header line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBERED = re.compile(r"(i|c)([1-9][0-9]?)|(int|cat)_([0-9]{1,2})")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a line is divided: `order[i]` is the position in the line of `COLUMN_NAMES[i]`."""
+    """The division of a line: `order[i]` is the position in the line of `COLUMN_NAMES[i]`."""
 
     delimiter: bytes
     columns: int
@@ -32,7 +32,7 @@ class Layout:
 
 
 def _index(name: str) -> int | None:
-    """The position of a header name in `COLUMN_NAMES`, None for any other name."""
+    """Return the position of a header name in `COLUMN_NAMES`, `None` for an unknown name."""
     name = name.strip().strip('"').lower()
     if name in _LABEL_NAMES:
         return 0
@@ -46,13 +46,13 @@ def _index(name: str) -> int | None:
 
 
 def detect_layout(path: str, number: int, line: bytes) -> Layout:
-    """The layout that a file's first line that is not blank tells.
+    """Return the layout of a file, read from the first line with text.
 
-    That is line `number`, without its line end. The line is a header if one of its names is the
-    label's or an integer column's: `c1` to `c26` alone could be hex values. Headers may order the
-    40 columns freely and hold further ones, which are not read. Without a header the order is
-    `COLUMN_NAMES`, separated by tabs, or by commas where the line has no tab and exactly 39 commas.
-    Raises `DataError` for a header that lacks a column or has one twice.
+    `line` is line `number` of the file, without the line end. The line is a header if a name in the
+    line belongs to the label or an integer column: `c1` to `c26` alone could be hex values. Headers
+    may order the 40 columns freely and have further columns, never read. Without a header the order
+    is `COLUMN_NAMES`, separated by tabs, or by commas if the line has no tab and exactly 39 commas.
+    Raises `DataError` for a header with a column missing or named twice.
     """
     delimiter = b"," if b"\t" not in line and b"," in line else b"\t"
     found: dict[int, int] = {}

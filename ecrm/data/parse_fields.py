@@ -9,19 +9,19 @@ from __future__ import annotations
 import numpy as np
 
 PAD = 8
-MAX_DIGITS = 18  # the most decimal digits that always fit in an int64
+MAX_DIGITS = 18  # the most decimal digits sure to fit in an int64
 MAX_FRACTION_ZEROS = 8
 MISSING_WORDS = (b"nan", b"null", b"none")  # in any case
 _ZEROS = np.uint64(0x3030303030303030)  # "00000000"
-_LOWER = np.uint64(0x2020202020202020)  # the bit that makes a letter small and leaves "0" as it is
+_LOWER = np.uint64(0x2020202020202020)  # the bit for small letters; "0" has the bit already
 _BAD = 0x8000
 _ANY_BAD = np.uint64(0x8000800080008000)
 
 
 def _pair_table(digits: bytes, base: int) -> np.ndarray:
-    """The value of each two-character text, indexed as a little-endian uint16.
+    """Return the value of every two-character text, indexed as a little-endian uint16.
 
-    `_BAD` marks a text that is not digits.
+    `_BAD` marks a text with a character other than a digit.
     """
     value = np.full(256, base, np.int64)
     value[list(digits.upper())] = np.arange(base)
@@ -36,20 +36,20 @@ _DECIMAL_PAIRS = _pair_table(b"0123456789", 10)
 
 
 def _words(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Each field of at most 8 bytes as a uint64: its bytes are the text, with "0" before it.
+    """Return fields of at most 8 bytes as uint64: the bytes are "0" padding, then the text.
 
-    `lengths` is int64 in 0..8; the fields must leave `PAD` bytes of the block behind their start.
+    `lengths` is int64 in 0..8; the block must have `PAD` bytes behind the start of a field.
     """
     at_every_byte = np.ndarray((len(block) - PAD + 1,), "<u8", block, 0, (1,))
     bits = (lengths << 3).astype(np.uint64)
-    # numpy defines a shift by all 64 bits as 0, which makes the empty field "00000000".
+    # numpy defines a shift by all 64 bits as 0, so the empty field becomes "00000000".
     return np.ascontiguousarray(
         (at_every_byte[starts] << (np.uint64(64) - bits)) | (_ZEROS >> bits)
     )
 
 
 def _pairs(table: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(values of the two-character texts, good) of 8-byte words.
+    """Return (values of the two-character texts, good) of 8-byte words.
 
     The values are uint16 [..., 4], first text first; `good` is bool.
     """
@@ -60,13 +60,13 @@ def _pairs(table: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray
 def parse_hex(
     block: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(uint32 values, bool good) of fields that should be 0 to 8 hex digits in either case.
+    """Return (uint32 values, bool good); a good field has 0 to 8 hex digits in either case.
 
-    Both have the shape of `starts`. An empty field is good and 0. The value of a field that is not
-    good means nothing.
+    The two results have the shape of `starts`. An empty field is good and 0. The value of a bad
+    field means nothing.
     """
     pairs, good = _pairs(_HEX_PAIRS, _words(block, starts, np.minimum(lengths, 8)))
-    # The pairs stand most significant first, each below 256: as bytes they are a big-endian number.
+    # The pairs stand most significant first, all below 256: as bytes, a big-endian number.
     values = pairs.astype(np.uint8).view(">u4")[..., 0].astype(np.uint32)
     return values, good & (lengths <= 8)
 
@@ -74,10 +74,10 @@ def parse_hex(
 def parse_decimal(
     block: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 values, bool good) of fields that should be empty or `-?[0-9]{1,18}`.
+    """Return (int64 values, bool good); a good field is empty or `-?[0-9]{1,18}`.
 
-    Both have the shape of `starts`. An empty field is good and 0. The value of a field that is not
-    good means nothing.
+    The two results have the shape of `starts`. An empty field is good and 0. The value of a bad
+    field means nothing.
     """
     negative = (lengths > 0) & (block[starts] == ord("-"))
     digits = lengths - negative
@@ -98,7 +98,7 @@ def parse_decimal(
 
 
 def without_zero_fraction(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The lengths of the fields without a point and 0 to 8 zeros behind a digit at their end.
+    """Return field lengths without a final point followed by 0 to 8 zeros, behind a digit.
 
     "260.0" becomes "260".
     """
@@ -120,7 +120,7 @@ def without_zero_fraction(block: np.ndarray, starts: np.ndarray, lengths: np.nda
 
 
 def without_missing_words(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The lengths of the fields, 0 for one of `MISSING_WORDS`, which stand for a missing value."""
+    """Return the lengths of the fields, 0 for `MISSING_WORDS` (words for a missing value)."""
     perhaps = np.nonzero(((lengths == 3) | (lengths == 4)) & (block[starts] | 0x20 == ord("n")))
     words = _words(block, starts[perhaps], lengths[perhaps]) | _LOWER
     known = [int.from_bytes(word.rjust(8, b"0"), "little") for word in MISSING_WORDS]

@@ -1,9 +1,9 @@
-"""Criteo text to the memory-mapped binary dataset that training reads.
+"""Criteo text to the memory-mapped binary dataset for training.
 
 A dataset is a directory of `labels.bin` uint8 [N], `dense.bin` float32 [N, 13], `sparse.bin` int32
-[N, 26] (all little-endian, row-major, in the order of the input), `manifest.json` and, where lines
-were malformed, `malformed.txt` that names them. Every row is transformed by itself, so it comes out
-the same whatever file it stands in and whatever stands around it.
+[N, 26] (all little-endian, row-major, in the order of the input), `manifest.json` and, after
+malformed lines, `malformed.txt` with their places. Every row is transformed alone. So the result of
+a row depends neither on the file nor on the rows around it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
 from ecrm.errors import DataError, UsageError
 
 SHOWN_MALFORMED = 20
-NAMED_MALFORMED = 3  # in the error that ends it
-MALFORMED_BYTES = 16 << 20  # of malformed.txt; its last line says how many more there were
+NAMED_MALFORMED = 3  # in the error refusing a file
+MALFORMED_BYTES = 16 << 20  # of malformed.txt; the last line counts the malformed lines left out
 _DAY = re.compile(r"day_(\d+)")
 
 DEFAULT_HASH_SIZES = tuple(
@@ -41,8 +41,8 @@ DEFAULT_HASH_SIZES = tuple(
 )
 """Rows per table by default, at least 1,000 and at most 2,000,000.
 
-Eight for each value published for Kaggle or Terabyte, whichever has more. So about one value in
-eight shares its row.
+Eight rows for each value, by the larger cardinality published for Kaggle or Terabyte. So about one
+value in eight shares a row.
 """
 
 _TRANSFORM = {
@@ -64,15 +64,15 @@ def prepare(
 ) -> dict[str, Any]:
     """Write the rows of Criteo text files as a dataset directory, and return its manifest.
 
-    The files follow one another. `hash_sizes` is the rows of all tables or of each of the 26 (None:
-    `DEFAULT_HASH_SIZES`), each in 2 to 2^31 - 1. Malformed lines are skipped, counted and named in
-    `malformed.txt`, the first 20 shown. A file is refused when more than the share `max_malformed`
-    of its lines, or of its first 100,000 or more, is malformed; with `strict` at the first. The
-    directory appears only when it is complete and on disk; until then, and after a failure,
-    `output_dir` is as it was. An existing dataset is replaced only with `force`, anything else that
-    is not an empty directory never. Raises `UsageError` for bad arguments, unreadable inputs and an
-    output that must not be replaced, `DataError` for damaged, empty or refused inputs, `EcrmError`
-    where writing fails.
+    The files are read in order. `hash_sizes` is the number of rows of all tables, or a number for
+    each of the 26 tables (`None`: `DEFAULT_HASH_SIZES`), from 2 to 2^31 - 1. Malformed lines are
+    skipped, counted and named in `malformed.txt`, the first 20 shown. A file is refused if more
+    than the share `max_malformed` of the lines, or of the first 100,000 or more, is malformed; with
+    `strict` at the first malformed line. The directory appears once complete and on disk; before,
+    and after a failure, `output_dir` is unchanged. With `force` an existing dataset is replaced. An
+    empty directory is always replaced, any further file or directory never. Raises `UsageError` for
+    bad arguments, unreadable inputs and an output not to be replaced, `DataError` for damaged,
+    empty or refused inputs, `EcrmError` for a failed write.
     """
     if not 0 <= max_malformed <= 1:
         raise UsageError(f"--max-malformed {max_malformed:g}: type a share, from 0 to 1")
@@ -102,9 +102,9 @@ def prepare(
 
 
 def check_hash_sizes(hash_sizes: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The rows of each of the 26 tables.
+    """Return the numbers of rows of the 26 tables.
 
-    Raises `UsageError` for sizes out of range and for a number of sizes other than 26.
+    Raises `UsageError` for sizes out of range and for a list of more or fewer than 26 sizes.
     """
     if hash_sizes is None:
         return DEFAULT_HASH_SIZES
@@ -120,7 +120,7 @@ def check_hash_sizes(hash_sizes: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def order_warning(inputs: Sequence[str]) -> str | None:
-    """One line if files named `day_N` are not in the order of their numbers, else None.
+    """Return a warning if files named `day_N` are not in the order of the numbers, else `None`.
 
     A shell sorts `day_*` by text.
     """
@@ -138,11 +138,11 @@ def order_warning(inputs: Sequence[str]) -> str | None:
 
 
 def transform_integers(integers: np.ndarray) -> np.ndarray:
-    """`ln(max(x, -2) + 3)` of `integers`, int64 [R, 13], as float32 [R, 13].
+    """Return `ln(max(x, -2) + 3)` of `integers`, int64 [R, 13], as float32 [R, 13].
 
     A missing integer must come in as 0.
     """
-    # In float64, so that rounding to float32 hides which of numpy's logarithms the machine has.
+    # In float64: the rounding to float32 hides the differences of numpy's logarithms by machine.
     logarithms: np.ndarray = np.log(np.maximum(integers, -2) + 3.0).astype("<f4")
     return logarithms
 
@@ -150,7 +150,7 @@ def transform_integers(integers: np.ndarray) -> np.ndarray:
 def _check_replaceable(target: Path, force: bool) -> None:
     """Raise `UsageError` if `target` must not be replaced.
 
-    It may be absent, an empty directory or, with `force`, a dataset and nothing else.
+    `target` may be absent, an empty directory or, with `force`, a dataset without further files.
     """
     if not target.exists():
         return
@@ -179,7 +179,7 @@ def _copy(
     block_bytes: int,
     max_malformed: float,
 ) -> list[dict[str, Any]]:
-    """Write all rows of all inputs and return the manifest's record of each input."""
+    """Write all rows of all inputs and return the manifest's records of the inputs."""
     known = [size for size in input_bytes if size is not None]
     total = sum(known) if len(known) == len(input_bytes) else None
     sources, done = [], 0
@@ -215,9 +215,10 @@ def _copy(
 def _judge(
     path: str, malformed: int, lines: int, first: Sequence[Malformed], allowed: float, of: str = ""
 ) -> None:
-    """Raise DataError when more than the share `allowed` of a file's lines read is malformed.
+    """Raise DataError if more than the share `allowed` of a file's lines read is malformed.
 
-    `malformed` of `lines` are, `first` are the first of them; `of` says that more are to be read.
+    `malformed` of the `lines` read are malformed; `first` are the first few malformed lines. `of`
+    is a phrase for the message while the file has more lines to read.
     """
     if malformed > allowed * lines:
         named = "; ".join(f"line {one.line}: {one.reason}" for one in first)
@@ -230,9 +231,9 @@ def _judge(
 
 
 class _Skipped:
-    """Names malformed lines: up to `MALFORMED_BYTES` of them in a file, the first few to the user.
+    """Names malformed lines: up to `MALFORMED_BYTES` in a file, the first few to the user.
 
-    The file is made when there is a malformed line.
+    The first malformed line creates the file.
     """
 
     def __init__(self, stack: ExitStack, path: Path, progress: Progress | None) -> None:
@@ -241,7 +242,7 @@ class _Skipped:
         self._count = self._written = self._size = 0
 
     def add(self, count: int, examples: Iterator[Malformed]) -> None:
-        """Name the malformed lines of a block, so many, which `examples` describes one by one."""
+        """Name the `count` malformed lines of a block, described in turn by `examples`."""
         self._count += count
         while self._size < MALFORMED_BYTES and (example := next(examples, None)) is not None:
             if self._progress and self._written < SHOWN_MALFORMED:
@@ -250,7 +251,7 @@ class _Skipped:
             self._written += 1
 
     def finish(self) -> None:
-        """Say what was left out, and bring the file to disk."""
+        """Write the number of lines left out, and bring the file to disk."""
         if self._file is None:
             return
         if self._count > self._written:
@@ -267,7 +268,7 @@ class _Skipped:
 
 
 class _Writer:
-    """The binary files of a dataset being written, with its manifest's counts and checksums."""
+    """The binary files of a dataset being written, with counts and checksums for the manifest."""
 
     def __init__(self, stack: ExitStack, directory: Path, sizes: tuple[int, ...]) -> None:
         self.rows = 0
@@ -298,7 +299,7 @@ class _Writer:
             self._digests[name].update(data)
 
     def finish(self) -> dict[str, Any]:
-        """Bring the files to disk and return the manifest, without its sources."""
+        """Bring the files to disk and return the manifest without the sources."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""The buffers of a module: which there are, and how they are put back."""
+"""The buffers of a module: a list of all, and a way to put all back."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch import Tensor, nn
 from ecrm.model.nested_state import placed
 
 BufferState = dict[str, Tensor | None]
-"""Buffers by name; None for one that is registered without a tensor."""
+"""Buffers by name; None for a buffer registered without a tensor."""
 
 
 def live_buffers(module: nn.Module) -> BufferState:
-    """All buffers of a module as they are, each once: its first name counts.
+    """All present buffers of a module, each once: the first name counts.
 
-    Those on the meta device and sparse ones are not among them: they are taken for constant.
+    Meta and sparse buffers are left out: both kinds are taken for constant.
     """
     return {name: owner._buffers[key] for name, owner, key in _places(module)}
 
 
 def put_buffers(module: nn.Module, saved: Mapping[str, Tensor | None]) -> None:
-    """Make the buffers of a module those of `saved`, in place where they fit.
+    """Set the buffers of a module to `saved`, in place if they fit.
 
-    `saved` has the names that the module has. A forward may have put another tensor in the place of
-    a buffer: that is undone.
+    `saved` has the same names as the module. If a forward has replaced a buffer's tensor, the old
+    values come back too.
     """
     for name, owner, key in list(_places(module)):
         owner._buffers[key] = placed(saved[name], owner._buffers[key])
 
 
 def _places(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """(name, the submodule that has it, its key there) of each buffer."""
+    """(name, owning submodule, key in the submodule) of each buffer."""
     seen: set[int] = set()
     for prefix, owner in module.named_modules():
         for key, buffer in owner._buffers.items():

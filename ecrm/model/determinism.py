@@ -1,10 +1,10 @@
-"""What makes torch give the same bits for the same step, whichever rank computes it.
+"""Settings that make torch give the same bits for the same step on any rank.
 
 Measured with torch 2.13 on CPUs. At two threads or more, the gradient of `x[ids]` and `index_put_`
-with accumulate=True differ from run to run; torch's deterministic algorithms mend it. `sum`,
+with accumulate=True differ from run to run; torch's deterministic algorithms repair both. `sum`,
 `sigmoid`, `batch_norm` and `interpolate` differ between one thread and two. Some of MKL's code
-paths, such as that for SSE4.2, multiply matrices to other bits where inputs lie at other addresses
-modulo 16 or more. Random numbers and dropout are the same at any number of threads.
+paths, such as the path for SSE4.2, multiply matrices to different bits for inputs at different
+addresses modulo 16 or more. Random numbers and dropout are the same at any number of threads.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import torch
 from torch import Tensor, nn
 
 ALIGNMENT = 64
-"""Bytes at a multiple of which torch's own tensors begin."""
+"""torch's own tensors begin at multiples of this number of bytes."""
 _DEEPEST = 3
-"""How many objects with attributes, one in the other, `aligned` looks into."""
+"""Levels of nested objects with attributes searched by `aligned`."""
 
 Batch = TypeVar("Batch")
 
 
 def prepare_torch(threads: int) -> None:
-    """Have torch use deterministic algorithms, and so many threads: as many on every rank.
+    """Have torch use deterministic algorithms, and `threads` threads: the same on every rank.
 
-    An operation that has no such algorithm raises RuntimeError, with its name. New memory is not
-    filled, which torch does by default then: that takes 4 ms for each 4 MB.
+    An operation without a deterministic algorithm raises RuntimeError with the operation's name.
+    New memory is not filled, unlike torch's default in this mode: filling takes 4 ms for each 4 MB.
     """
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
@@ -42,9 +42,9 @@ def prepare_torch(threads: int) -> None:
 
 
 def prepare_cuda() -> None:
-    """Have torch compute alike each time on a GPU, and in full precision.
+    """Have torch compute with repeatable bits on a GPU, and in full precision.
 
-    Comes before anything uses the GPU: cuBLAS reads its variable once.
+    Call before any use of the GPU: cuBLAS reads its variable only once.
     """
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -56,7 +56,7 @@ def prepare_cuda() -> None:
 
 @contextmanager
 def prepared_torch(threads: int) -> Iterator[None]:
-    """Torch as `prepare_torch` has it, and afterwards as it was."""
+    """Set torch up by `prepare_torch`, and restore the settings afterwards."""
     threads_before = torch.get_num_threads()
     strict = torch.are_deterministic_algorithms_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -72,8 +72,8 @@ def prepared_torch(threads: int) -> Iterator[None]:
 def seed_slot(seed: int, step: int, slot: int) -> None:
     """Seed torch's default generators, `random` and numpy's global generator.
 
-    What they give then depends on the three numbers alone. Of GPUs, the one in use counts, once it
-    is used.
+    Later random numbers depend only on the three numbers. Of GPUs, only the current one is seeded,
+    and only if CUDA is in use.
     """
     key = f"{seed} {step} {slot}".encode()
     number = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
@@ -86,13 +86,12 @@ def seed_slot(seed: int, step: int, slot: int) -> None:
 
 
 def aligned(batch: Batch) -> Batch:
-    """A batch whose tensors all begin at multiples of 64 bytes; those that do not are copied.
+    """A batch with all tensors and numpy arrays at multiples of 64 bytes, copied if need be.
 
-    So do its arrays of numpy. A batch is nested tuples, lists, dicts, dataclasses, TensorDicts,
-    torchrec's jagged tensors and, three levels deep, objects with attributes. Strides are kept.
-    Everything else is left as it is, also subclasses of Tensor, sparse tensors and those that are
-    computed from others that require gradients. Where nothing is copied, the batch itself is
-    returned; it is never changed.
+    A batch is nested tuples, lists, dicts, dataclasses, TensorDicts, torchrec's jagged tensors and,
+    three levels deep, objects with attributes. Strides are kept. Everything else is left alone,
+    also subclasses of Tensor, sparse tensors and tensors computed from tensors with gradients.
+    Without a copy, the batch itself is returned; the batch is never changed.
     """
     return _aligned(batch, _DEEPEST)  # type: ignore[no-any-return]
 
@@ -130,7 +129,7 @@ def _aligned(value: Any, levels: int) -> Any:
 def _rebuilt(
     value: Any, parts: dict[Any, Any], put: Callable[[Any, Any, Any], object], levels: int
 ) -> Any:
-    """A shallow copy of `value` with the parts that had to be copied, else itself."""
+    """A shallow copy of `value` with the copied parts; without copied parts, `value` itself."""
     new = {key: _aligned(part, levels) for key, part in parts.items()}
     changed = [key for key, part in new.items() if part is not parts[key]]
     if not changed:

@@ -22,8 +22,8 @@ from ecrm.ops import interact, unshared
 class DenseParts(nn.Module):
     """Logits, [B], from dense features, [B, N], and unique embedding rows, `values`, [U, D].
 
-    `places`, int64 [B * F], says which row each (sample, feature) is. Where `sums`, [U, D],
-    contiguous, is given, the rows' gradients are written there and are that memory.
+    `places`, int64 [B * F], is the row of each (sample, feature). If `sums`, [U, D], contiguous, is
+    given, the rows' gradients are written to `sums` and are the same memory.
     """
 
     def __init__(self, dense_arch: nn.Module, interaction: nn.Module, over_arch: nn.Module) -> None:
@@ -46,9 +46,9 @@ class _Interaction(nn.Module):
 
 
 class _Spread(torch.autograd.Function):
-    """Copies rows to where they are used, and sums the gradients of a row in fixed order.
+    """Copies rows to their places, and sums the gradients of a row in the order of `places`.
 
-    That is the order of `places`. Torch's own operation promises none.
+    Torch's own operation promises no order.
     """
 
     @staticmethod
@@ -96,7 +96,7 @@ def _mlp(inputs: int, widths: Sequence[int]) -> nn.Sequential:
 def resolve_dense_arch(name: str) -> str:
     """`torchrec` or `native` for a config's `model.dense_arch`.
 
-    Raises UsageError when TorchRec is asked for and absent.
+    Raises UsageError if TorchRec is asked for but not installed.
     """
     if name == "torchrec" and importlib.util.find_spec("torchrec") is None:
         raise UsageError(
@@ -109,9 +109,9 @@ def resolve_dense_arch(name: str) -> str:
 
 
 def import_dense_arch(arch: str) -> None:
-    """Import now what `build_dense_parts` will need.
+    """Import now the modules needed by `build_dense_parts`.
 
-    A rank that becomes a trainer later then does not wait for it.
+    So a rank becoming a trainer later does not wait for the import.
     """
     if arch == "torchrec":
         importlib.import_module("torchrec.models.dlrm")
@@ -125,11 +125,11 @@ def build_dense_parts(
     top: Sequence[int],
     seed: int,
 ) -> DenseParts:
-    """Dense parts whose initial values depend on the seed alone.
+    """Dense parts with initial values depending on the seed alone.
 
     `arch` is `torchrec` or `native`. `bottom` ends with the embedding dim, `top` with 1. Both archs
-    build the same layers in the same order, so their initial values are the same bits. `native`
-    computes the interaction by a kernel of its own, in another order.
+    build the same layers in the same order, so the initial values have the same bits. `native`
+    computes the interaction by its own kernel, in a different order.
     """
     interaction_width = bottom[-1] + (sparse_features + 1) * sparse_features // 2
     with torch.random.fork_rng(devices=[]):

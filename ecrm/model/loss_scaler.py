@@ -1,4 +1,4 @@
-"""torch's GradScaler, for gradients that are summed elsewhere: its scale, and how that changes."""
+"""torch's GradScaler, for gradients summed elsewhere: its scale, and the updates of its scale."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrm.base.allocate import CPU
 
 
 class _CountedScale:
-    """The `scale` method of a scaler, which counts how often it is called."""
+    """The `scale` method of a scaler, with a count of its calls."""
 
     def __init__(self, scaler: GradScaler) -> None:
         self._scale, self.calls = scaler.scale, 0
@@ -23,11 +23,12 @@ class _CountedScale:
 
 
 class LossScaler:
-    """Says what losses are multiplied with, and updates a `scaler` as a training loop would.
+    """The factor of losses, with a `scaler` updated as in a training loop.
 
-    The scaler gets another `scale`, which counts its calls. Gradients are divided by the scale
-    where they are computed. So torch's scaler never sees them, but a stand-in that is finite or
-    not. It lies on the `device` of the losses: between devices the scaler copies without a wait.
+    The scaler gets a new `scale` method, which counts calls. Gradients are divided by the scale on
+    the rank of the slot. So torch's scaler never sees the gradients, only a stand-in, finite or
+    not. The stand-in is on the `device` of the losses: between devices the scaler copies without a
+    wait.
     """
 
     def __init__(self, scaler: GradScaler, device: torch.device = CPU) -> None:
@@ -38,17 +39,19 @@ class LossScaler:
 
     @property
     def scale(self) -> float:
-        """The present scale; 1 where the scaler is disabled."""
+        """The present scale; 1 if the scaler is disabled."""
         return self.scaler.get_scale()
 
     @property
     def calls(self) -> int:
-        """How often the scaler has scaled something so far."""
+        """The number of `scale` calls so far."""
         return self._counted.calls
 
     def update(self, skipped: bool) -> None:
-        """A step is over: it was `skipped` for a gradient that was not finite, or it was done."""
-        self.scaler.scale(torch.zeros_like(self._stand_in))  # before its first use it has no memory
+        """End a step: the step was `skipped` for a gradient that is not finite, or done."""
+        self.scaler.scale(
+            torch.zeros_like(self._stand_in)
+        )  # it makes memory at first use
         self._stand_in.grad = torch.full_like(self._stand_in, float("inf") if skipped else 0.0)
         self.scaler.step(self._optimizer)
         self.scaler.update()

@@ -45,43 +45,43 @@ from ecrm.model.undo_trial import UndoTrial
 from ecrm.transport.gpu_copies import on_device, on_host
 
 _STREAM, _ENDS = "", "."
-"""The name of a stream's state among buffers, of which none has it."""
+"""The name of a stream's state among sent buffers; no buffer has this name."""
 _AT = 16
-"""Gradients begin at multiples of so many floats, so that their addresses are those of tensors."""
+"""Gradients begin at multiples of 16 floats, so that their addresses are aligned like tensors."""
 
 
 class Stateful(Protocol):
     """Anything whose state can be taken and given back, such as an average of weights."""
 
     def state_dict(self) -> Any:
-        """Nested state of tensors and numbers; it may be live."""
+        """Nested state of tensors and numbers, possibly live."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Take such a state, which may be kept."""
+        """Take a state of `state_dict`; the object may keep the state."""
 
 
 class ModuleReplica:
-    """Holds a module, an optimizer over it and a scheduler, the same on every holder.
+    """Holds a module, an optimizer over the module and a scheduler, equal on every holder.
 
-    `module` stays the same object, and so do its parameters: whatever changes them writes in place.
-    Trained are its parameters with `requires_grad` that are not on the meta device: the arguments
-    of `make_optimizer` and `before_step`. The latter is called just before the optimizer's step,
-    with the summed gradients. No optimizer is needed where nothing is trained. `extra` are further
-    objects by name, undone and given to other holders like the rest. `scaler` is what losses of
-    slots are scaled with.
+    `module` and its parameters stay the same objects: every change is made in place. Trained
+    parameters are the parameters with `requires_grad`, outside the meta device: the arguments of
+    `make_optimizer` and `before_step`. `before_step` is called just before the optimizer's step,
+    with the summed gradients. Without trained parameters no optimizer is needed. `extra` are
+    further objects by name, undone and sent to new holders like the rest. `scaler` scales the
+    losses of slots.
 
-    Part of the state is everything that the module, the optimizer (`OptimizerState` says what that
-    is), the scheduler and the extra objects hold, also frozen parameters. Meta tensors and sparse
-    buffers are not.
+    The state is everything held by the module, the optimizer (see `OptimizerState`), the scheduler
+    and the extra objects, frozen parameters included. Meta tensors and sparse buffers are left out.
 
-    A slot begins with `begin_slot`; after its backward, `contribution` and `slot_state` are what it
-    sends. Each slot's loss is a mean over its samples: gradients are divided by the number of slots
-    and summed. Every slot begins with the same buffers, and those that the leading slot ends with
-    count, as in torch's DistributedDataParallel. `streams` are carried for the slots, unread.
+    A slot begins with `begin_slot`; after the backward pass, the slot sends `contribution` and
+    `slot_state`. A slot's loss is a mean over the slot's samples: gradients are divided by the
+    number of slots and summed. Every slot begins with the same buffers, and the buffers at the end
+    of the leading slot count, as in torch's DistributedDataParallel. `streams` are carried for the
+    slots, unread.
 
-    The module is on `device`. What slots send, and what others get of the state, is on the CPU.
+    The module is on `device`. Messages of slots and exported state are on the CPU.
 
-    Raises UsageError for what cannot be trained so.
+    Raises UsageError for a model or an optimizer unfit for this training.
     """
 
     def __init__(
@@ -121,17 +121,17 @@ class ModuleReplica:
         if scaler is not None:
             self._extra["grad_scaler"] = scaler.scaler
         self.with_streams = True
-        """Whether streams are loaded with the rest: not where the data is no streams any more."""
+        """Whether streams are loaded with the rest; False once the data has no streams any more."""
         self.streams: dict[int, Tensor] = {}
-        """By slot, uint8 [N]: the state of its data before the present step."""
+        """By slot, uint8 [N]: the state of the slot's data before the present step."""
         self.skipped = 0
-        """How many steps were skipped, part of the state."""
+        """Number of skipped steps, part of the state."""
         self.ends_at = -1
-        """The step before which training ends, part of the state; -1 for none."""
+        """The step before which training ends, part of the state; -1 for no end."""
         self.reports: Mapping[str, Any] = {}
-        """The values that evaluations have reported, part of the state, as nested dicts."""
+        """The values reported by evaluations, part of the state, as nested dicts."""
         self.tries_undo: Callable[[], bool] = lambda: False
-        """Whether this step is undone once, if it follows a commit: does all come back?"""
+        """Whether to undo and repeat this step, if it follows a commit, as a test of undo."""
         self.trial = UndoTrial(
             module,
             lambda: self.entries,
@@ -140,10 +140,10 @@ class ModuleReplica:
             lambda: self._optimizer_state.kept,
         )
         self.used_by_steps: Mapping[str, object] = {}
-        """What else may change in a step, by name, such as the user's before_step."""
+        """Further objects that a step may change, by name, such as the user's before_step."""
         self._at_commit = True
         self._noted: dict[str, Tensor] | None = None
-        self._readable: set[type] = set()  # kinds of values that are known to be read back
+        self._readable: set[type] = set()  # types of values known to be readable
         self._has_stepped = False
         self.start_here()
 
@@ -154,26 +154,26 @@ class ModuleReplica:
 
     @property
     def versions(self) -> int:
-        """A number that grows whenever something changes a parameter in place."""
+        """A number that grows with every in-place change of a parameter."""
         return sum(parameter._version for parameter in self._all.values())
 
     @property
     def changed(self) -> bool:
-        """Whether a parameter is other than when `note` was called, else than at the last commit.
+        """Whether a parameter has changed since `note`, or without a note since the last commit.
 
-        A step and an undo forget what was noted.
+        A step and an undo forget the note.
         """
         before = self._saved["parameters"] if self._noted is None else self._noted
         return any(not same_bits(p.detach(), before[name]) for name, p in self._all.items())
 
     @property
     def changed_buffer(self) -> str:
-        """The first buffer that is other than agreed on; "" for none."""
+        """The first buffer that differs from the agreed buffers; "" for none."""
         live = live_buffers(self.module)
         return next((n for n, b in live.items() if not _same(b, self._buffers.get(n))), "")
 
     def note(self) -> None:
-        """Have `changed` compare with the parameters as they are now."""
+        """Make `changed` compare with the present parameters."""
         self._noted = placed(self._all)
 
     @property
@@ -187,13 +187,13 @@ class ModuleReplica:
 
     @property
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The gradients that trained parameters have, by name."""
+        """The present gradients of trained parameters, by name."""
         for name, parameter in self._trained.items():
             if parameter.grad is not None:
                 yield name, parameter.grad
 
     def check_parameters(self) -> None:
-        """Raise UsageError where the module has other parameters than those that are trained."""
+        """Raise UsageError if a parameter came, went or was replaced after the replica was made."""
         now = {name: p for name, p in self.module.named_parameters() if not p.is_meta}
         for name in now.keys() | self._all.keys():
             if now.get(name) is not self._all.get(name):
@@ -204,17 +204,17 @@ class ModuleReplica:
 
     @property
     def steps_by_reports(self) -> bool:
-        """Whether the scheduler steps by what an evaluation reports, and not with each step."""
+        """Whether the scheduler steps by the reports of evaluations, not with each step."""
         return isinstance(self.scheduler, ReduceLROnPlateau)
 
     def report(self, value: float, reports: Mapping[str, Any]) -> None:
-        """Step such a scheduler by `value`, and keep `reports`; a commit is to follow."""
+        """Step the scheduler by `value` if `steps_by_reports`; keep `reports`. A commit follows."""
         if self.scheduler is not None and self.steps_by_reports:
             self.scheduler.step(value)
         self.reports = reports
 
     def check_optimizer(self) -> None:
-        """Raise UsageError where there are parameters to train, and no optimizer."""
+        """Raise UsageError if the module has trained parameters but no optimizer."""
         if self._trained and self.optimizer is None:
             raise UsageError(
                 f"the model trains {len(self._trained)} parameters and has no dense optimizer: "
@@ -222,12 +222,12 @@ class ModuleReplica:
             )
 
     def check_frozen(self, where: str) -> None:
-        """Raise UsageError where another parameter, or a table, is frozen than at the start.
+        """Raise UsageError if a parameter or table was frozen or unfrozen since the replica began.
 
-        A rank that takes a slot over would not know of it.
+        A rank taking a slot over would not know of the change.
         """
         asked = self._asked_for.items()
-        with torch._C.DisableTorchFunctionSubclass():  # a stand-in takes 20 us to be asked
+        with torch._C.DisableTorchFunctionSubclass():  # asking a stand-in takes 20 us
             changed = next((n for n, (p, trained) in asked if p.requires_grad != trained), None)
         if changed is not None:
             parameter, trained = self._asked_for[changed]
@@ -238,26 +238,26 @@ class ModuleReplica:
             )
 
     def start_here(self) -> None:
-        """Take everything as it is now as the start, and as committed.
+        """Take the present state as the start, and as committed.
 
-        For use before the first step, where the module was changed after this was made.
+        For use before the first step, if the module was changed after the replica was made.
         """
-        self._buffers = placed(live_buffers(self.module))  # as the present step begins
+        self._buffers = placed(live_buffers(self.module))  # at the begin of the present step
         live = self._live()
         self._check_readable(live["rest"])
         self._saved = placed(live)
         self._start = placed(self._saved)
 
     def reset(self) -> ModuleReplica:
-        """Go back to the start, which is then committed; returns this replica."""
+        """Go back to the start and commit; returns this replica."""
         self._put(self._start)
         self.commit()
         return self
 
     def register(self, name: str, extra: Stateful) -> None:
-        """Have the state of one more object undone and carried with the rest.
+        """Have a further object's state undone and carried with the rest.
 
-        As it is now it is taken as committed, and as the start.
+        The object's present state is taken as committed, and as the start.
         """
         if name in self._extra:
             raise UsageError(f"{name!r} is registered already: give each object a name of its own")
@@ -288,26 +288,26 @@ class ModuleReplica:
             self.ends_at = self._saved["rest"]["ends_at"] = step
 
     def begin_slot(self, slot: int) -> None:
-        """Before a slot's forward: no gradients, and the buffers with which the step began."""
+        """Before a slot's forward: drop gradients, and restore the buffers of the step's begin."""
         self._drop_gradients()
         put_buffers(self.module, self._buffers)
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied with in this step."""
+        """The factor of losses in this step."""
         return 1.0 if self._scaler is None else self._scaler.scale
 
     @property
     def scaler_calls(self) -> int | None:
-        """How often the scaler has scaled something so far; None without one."""
+        """The number of the scaler's `scale` calls so far; None without a scaler."""
         return None if self._scaler is None else self._scaler.calls
 
     def contribution(self, divisor: float) -> Tensor:
-        """The gradients since `begin_slot`, float32 [P + n], divided: by slots and `loss_scale`.
+        """The gradients since `begin_slot`, divided: by slots and `loss_scale`; float32 [P + n].
 
-        P is the gradients of all trained parameters, each padded to a multiple of 16 floats, zeros
-        where it has none. Then come n flags, one per parameter: whether it has a gradient. A copy.
-        Raises UsageError where a parameter that is not trained has a gradient.
+        P counts the gradients of all trained parameters, each padded to a multiple of 16 floats; a
+        missing gradient is zeros. Then come n flags, one per parameter: whether the parameter has a
+        gradient. The result is a copy. Raises UsageError if a parameter not trained has a gradient.
         """
         size = self._flags_at + len(self._trained)
         flat = torch.zeros(size, device=self.device)
@@ -338,18 +338,19 @@ class ModuleReplica:
             yield name, part
 
     def _parts(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """(trained parameter, its part of a contribution, a view of its shape)."""
+        """(trained parameter, its part of a contribution as a view in the parameter's shape)."""
         for start, parameter in zip(self._starts, self._trained.values(), strict=True):
             yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
 
     def slot_state(
         self, leads: bool, stream: Tensor | None = None, ends_at: int = -1
     ) -> Tensor | None:
-        """What a slot sends whole, uint8 [N]: the buffers that its forward changed, if it `leads`.
+        """The message of a slot besides gradients, uint8 [N]; None if empty.
 
-        Along goes the state of its `stream` after this step, uint8 [N], if it has one, and the step
-        before which it wants training to end, if any. None for nothing. Raises UsageError where the
-        forward has registered another buffer.
+        If the slot `leads`, the message has the buffers changed by the forward. The message also
+        has the state of the slot's `stream` after this step, uint8 [N], if given, and the step
+        before which the slot wants training to end, if `ends_at` is not negative. Raises UsageError
+        if the forward has added or removed a buffer.
         """
         live = live_buffers(self.module)
         for name in live.keys() ^ self._buffers.keys():
@@ -368,9 +369,9 @@ class ModuleReplica:
         return packed(sent) if sent else None
 
     def apply(self, total: Tensor, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
-        """Take one step with the sum of all contributions; states are those of `slot_state`.
+        """Take one step with the sum of all contributions; `states` are from `slot_state`, by slot.
 
-        A parameter that no slot has a gradient for has none: optimizers leave it alone.
+        A parameter without a gradient in any slot has None as gradient: optimizers leave it alone.
         """
         if self._at_commit and self.tries_undo():
             self.trial.run(
@@ -402,9 +403,10 @@ class ModuleReplica:
         self._end_step(skipped=False)
 
     def _check_stepped(self) -> None:
-        """Raise UsageError for state after a step that no other rank can read.
+        """Raise UsageError if a step has left state that no other rank can read.
 
-        State of parameters has all its kinds after the first step; a schedule may have them later.
+        All types of values in parameter state appear by the first step; a schedule may add types
+        later.
         """
         if self._has_stepped:
             live = self._optimizer_state.live()
@@ -421,7 +423,7 @@ class ModuleReplica:
     def _check_readable(self, rest: Mapping[str, Any]) -> None:
         """Raise UsageError for state that no other rank can read.
 
-        Where all kinds of values in it are known to be read, it is not tried.
+        State with only types known to be readable is not tried.
         """
         kinds: set[type] = set()
         for name, state in _named(rest):
@@ -432,7 +434,7 @@ class ModuleReplica:
         self._readable |= kinds
 
     def _step(self) -> None:
-        """Step with the gradients that are there."""
+        """Step with the present gradients."""
         if self._before_step is not None:
             self._before_step(self.parameters)
             self._buffers = placed(live_buffers(self.module), self._buffers)
@@ -440,7 +442,7 @@ class ModuleReplica:
             self.optimizer.step()
 
     def skip(self, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
-        """Let a step go by since a gradient is not finite: buffers and the scheduler go on."""
+        """Skip a step because a gradient is not finite; buffers and the scheduler still go on."""
         self._begin_step(states)
         self._end_step(skipped=True)
         self.skipped += 1
@@ -464,7 +466,7 @@ class ModuleReplica:
             self._scaler.update(skipped)
         if self.scheduler is not None and not self.steps_by_reports:
             with warnings.catch_warnings() if skipped else nullcontext():
-                if skipped:  # torch warns of a schedule that begins before its optimizer does
+                if skipped:  # torch warns if a schedule begins before its optimizer
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
                 self.scheduler.step()
         self._drop_gradients()
@@ -485,9 +487,9 @@ class ModuleReplica:
         self._put(self._saved)
 
     def export(self) -> list[Tensor]:
-        """Two tensors of bytes, uint8: parameters and buffers as `packed`, then all else.
+        """Two uint8 tensors of the committed state: `packed` parameters and buffers, then the rest.
 
-        The first alone is the state of the module, for a run that begins with its weights.
+        The first tensor alone is the state of the module, for a run that begins with its weights.
         """
         return self._exported(self._saved)
 
@@ -501,7 +503,7 @@ class ModuleReplica:
     def is_finite(self, state: Sequence[Tensor]) -> bool:
         """Whether parameters and optimizer state are finite, and no buffer has a NaN.
 
-        Infinities are what masks are made of.
+        Infinities in buffers are allowed: masks are made of infinities.
         """
         module, rest, *_ = state
         for name, tensor in unpacked(module).items():
@@ -518,9 +520,9 @@ class ModuleReplica:
         return all(bool(tensor.isfinite().all()) for tensor in numbers)
 
     def load(self, state: Sequence[Tensor]) -> None:
-        """Take an exported state, in place. Raises UsageError where it is another module's.
+        """Take an exported state, in place, and commit. Raises UsageError for unfit state.
 
-        One tensor is parameters and buffers alone: all else is then as at the start.
+        A single tensor is parameters and buffers alone: the rest is then as at the start.
         """
         module = self._here(unpacked(state[0]))
         check_fits(module, {**self._all, **self._buffers}, set(self._all))
@@ -541,10 +543,10 @@ class ModuleReplica:
 
     @property
     def named_state(self) -> dict[str, Tensor]:
-        """Parameters, buffers, state of optimizers, then of extra objects, by name; some are live.
+        """Parameters, buffers, then state of optimizers and extra objects, by name; some are live.
 
-        The names, and their order, are the same on all holders. Numbers become tensors. All are on
-        the CPU.
+        Names and order are the same on all holders. Numbers become float64 tensors. All tensors are
+        on the CPU.
         """
         live = self._live()
         optimizers = {
@@ -563,12 +565,12 @@ class ModuleReplica:
 
     @property
     def whole_state(self) -> Iterator[tuple[str, Any]]:
-        """(name, value) of everything that is part of the state; tensors are live."""
+        """(name, value) of every part of the state; tensors are live."""
         return leaves(self._live())
 
     @property
     def entries(self) -> Iterator[tuple[str, Any]]:
-        """(name, value) of everything that is part of the state, named for a reader; live."""
+        """(name, value) of every part of the state, named for a reader; tensors are live."""
         live = self._live()
         rest = live["rest"]
         kinds = [*_named(rest), ("number of skipped steps", rest["skipped"])]
@@ -581,14 +583,14 @@ class ModuleReplica:
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """The tensors of `named_state`, for a digest; bfloat16 as int16, which numpy knows."""
+        """The tensors of `named_state`, for a digest; bfloat16, unknown to numpy, as int16."""
         return [
             tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
             for tensor in self.named_state.values()
         ]
 
     def _live(self) -> dict[str, Any]:
-        """All state as nested dicts; the tensors are live, but for buffers: theirs as agreed on."""
+        """All state as nested dicts; tensors are live, except for buffers, taken as agreed on."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         extra = {name: off_meta(each.state_dict()) for name, each in self._extra.items()}
         return {
@@ -606,7 +608,7 @@ class ModuleReplica:
         }
 
     def _put(self, state: dict[str, Any]) -> None:
-        """Make everything what it is in `state`, in place; nothing of it is shared then."""
+        """Restore everything to `state`, in place; afterwards nothing of `state` is shared."""
         self._drop_gradients()
         self._noted, self._at_commit = None, True
         placed(state["parameters"], self._all)
@@ -624,7 +626,7 @@ class ModuleReplica:
 
 
 def _named(rest: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The parts of what is neither parameter nor buffer, in words; some may be left out."""
+    """The parts of `rest` with names in words; `rest` may lack "extra" and "streams"."""
     named: list[tuple[str, Any]] = []
     for number, optimizer in enumerate(rest["optimizers"]):
         of = _which(number)

@@ -1,6 +1,6 @@
-"""Copies of nested state, which optimizers, schedulers and modules hold, and how they travel.
+"""Copies of nested state, as held by optimizers, schedulers and modules, and its way between ranks.
 
-Nested state is tensors, numbers and words in dicts, lists and tuples, as `state_dict` gives them.
+Nested state is tensors, numbers and words in dicts, lists and tuples, as returned by `state_dict`.
 Numbers and arrays may be numpy's.
 """
 
@@ -25,22 +25,22 @@ from ecrm.errors import UsageError
 from ecrm.transport.gpu_copies import on_device, on_host
 
 _ON_DEVICE = "on a device"
-"""The one key of a dict in the place of a tensor that was not on the CPU when it was `written`."""
+"""The only key of a dict standing for a tensor that was not on the CPU when `written`."""
 _ON_META = "on the meta device"
-"""The one key of a dict in the place of a tensor without numbers."""
+"""The only key of a dict standing for a tensor on the meta device, without values."""
 _NUMPYS = "of numpy"
-"""The one key of a dict in the place of a number or an array of numpy: dtype, shape and digits."""
+"""The only key of a dict standing for a numpy number or array: dtype, shape and digits."""
 _FILLED = (dict, OrderedDict, Counter)
-"""Dicts that are nothing but their items and attributes."""
+"""Dict classes consisting of only items and attributes."""
 
 
 def placed(source: Any, target: Any = None) -> Any:
-    """A copy of nested state, in the memory of `target` wherever its parts fit there.
+    """A copy of nested state, in the memory of `target` wherever parts of `target` fit.
 
-    A tensor of `target` fits where shape, dtype and device are the same: it is overwritten. Dicts
-    and lists of the same type are changed in place. What is returned is `target`, if that fits.
-    Nothing in it is shared with `source`. Tensors that are one and the same in `source` become
-    several.
+    A tensor of `target` fits if shape, dtype, layout and device are the same: the tensor is
+    overwritten. Dicts and lists of the same type are changed in place. Returns `target` itself if
+    `target` fits. Nothing of the result is shared with `source`. A tensor appearing twice in
+    `source` becomes two.
     """
     copies: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
@@ -51,7 +51,7 @@ def placed(source: Any, target: Any = None) -> Any:
 
 
 def _placed(source: Any, target: Any, copies: list[tuple[Tensor, Tensor]]) -> Any:
-    """As `placed`, but tensors of `target` that fit are only added to `copies`, (to, from)."""
+    """As `placed`, but fitting tensors of `target` are only added to `copies`, as (to, from)."""
     if isinstance(source, Tensor):
         if not _fits(source, target):
             return source.detach().clone()
@@ -71,9 +71,9 @@ def _placed(source: Any, target: Any, copies: list[tuple[Tensor, Tensor]]) -> An
 
 
 def _placed_dict(source: dict[Any, Any], target: Any, copies: list[tuple[Tensor, Tensor]]) -> Any:
-    """As `_placed`. The order of the keys is that of `source`, as are attributes of a subclass."""
+    """As `_placed`. The order of keys and the attributes of a subclass are from `source`."""
     before: dict[Any, Any] = {}
-    put: Callable[[Any, Any, Any], None] = dict.__setitem__  # a class may add to what is there
+    put: Callable[[Any, Any, Any], None] = dict.__setitem__  # a class may add to present values
     if type(target) is type(source) and type(source) in _FILLED:
         before, put = dict(target), type(target).__setitem__
         target.clear()
@@ -99,9 +99,9 @@ def _fits(source: Tensor, target: Any) -> bool:
 
 
 def leaves(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, value) of everything in nested state that is not a dict, list or tuple.
+    """(name, value) of everything in nested state but dicts, lists and tuples.
 
-    A name has the keys that lead there, with dots between them.
+    A name is the keys on the way to the value, joined by dots.
     """
     if isinstance(state, Mapping):
         for key, value in state.items():
@@ -114,7 +114,7 @@ def leaves(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor's elements in order, uint8 [N]; a view where it is contiguous."""
+    """The bytes of a tensor's elements in order, uint8 [N]; a view of a contiguous tensor."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -125,9 +125,9 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def packed(named: Mapping[str, Tensor | None]) -> Tensor:
-    """Named tensors as bytes, uint8 [N], which say their names, dtypes and shapes.
+    """Named tensors as bytes, uint8 [N], with their names, dtypes and shapes.
 
-    The bytes are a copy on the CPU, wherever the tensors are. None stands for a name without a
+    The bytes are a copy on the CPU for any device of the tensors. None stands for a name without a
     tensor.
     """
     heads = [
@@ -143,7 +143,7 @@ def packed(named: Mapping[str, Tensor | None]) -> Tensor:
 
 
 def unpacked(data: Tensor) -> dict[str, Tensor | None]:
-    """What was `packed`, in memory of its own on the CPU, in the same order."""
+    """The tensors of a `packed` message, in memory of their own on the CPU, in the same order."""
     size = int.from_bytes(data[:8].numpy().tobytes(), "little")
     heads = json.loads(data[8 : 8 + size].numpy().tobytes())
     named: dict[str, Tensor | None] = {}
@@ -160,14 +160,14 @@ def unpacked(data: Tensor) -> dict[str, Tensor | None]:
 
 
 def written(state: Any) -> Tensor:
-    """Nested state as bytes, uint8 [N]. They say which tensors were on a device."""
+    """Nested state as bytes, uint8 [N], with a mark for each tensor on a device."""
     file = io.BytesIO()
-    torch.save(_off_device(placed(state)), file)  # a view would be saved with all it is a view of
+    torch.save(_off_device(placed(state)), file)  # a view would be saved with its whole base tensor
     return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
 
 
 def off_meta(state: Any) -> Any:
-    """The same state; a tensor on the meta device is shape and dtype under the key _ON_META."""
+    """The same state; meta tensors become shape and dtype under the key _ON_META."""
 
     def off(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_meta:
@@ -178,7 +178,7 @@ def off_meta(state: Any) -> Any:
 
 
 def on_meta(state: Any) -> Any:
-    """What was `off_meta`, changed in place."""
+    """The inverse of `off_meta`; the state is changed in place."""
 
     def on(said: tuple[list[int], str]) -> Tensor:
         shape, kind = said
@@ -188,7 +188,7 @@ def on_meta(state: Any) -> Any:
 
 
 def _off_device(state: Any) -> Any:
-    """The same state on the CPU, in types that torch reads: see _ON_DEVICE and _NUMPYS."""
+    """The same state on the CPU, in types readable by torch: see _ON_DEVICE and _NUMPYS."""
     there = [value for _, value in leaves(state) if isinstance(value, Tensor) and not value.is_cpu]
     here = dict(zip(map(id, there), on_host(*there)))
 
@@ -206,7 +206,7 @@ def _off_device(state: Any) -> Any:
 
 
 def _of_numpy(said: tuple[str, list[int] | None, str]) -> Any:
-    """The number or array that `said` stands for."""
+    """The number or array written as `said`."""
     kind, shape, digits = said
     data = bytes.fromhex(digits)
     values = np.empty(() if shape is None else shape, kind)
@@ -216,7 +216,7 @@ def _of_numpy(said: tuple[str, list[int] | None, str]) -> Any:
 
 
 def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
-    """The same state with what `change` makes of all that is no dict, list or tuple."""
+    """The same state, with `change` applied to everything but dicts, lists and tuples."""
     if isinstance(state, dict):
         result = copy.copy(state)
         for key, value in state.items():
@@ -228,7 +228,7 @@ def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _put_back(state: Any, mark: str, make: Callable[[Any], Any]) -> Any:
-    """The same state, changed in place: `make` gets the values of dicts with the one key `mark`."""
+    """The same state, changed in place: `make` replaces dicts with `mark` as the only key."""
     if isinstance(state, dict):
         if state.keys() == {mark}:
             return make(state[mark])
@@ -242,7 +242,7 @@ def _put_back(state: Any, mark: str, make: Callable[[Any], Any]) -> Any:
 
 
 def check_readable(state: Any, whose: str) -> None:
-    """Raise UsageError where nested state could not be `written` and `read`; it names the entry."""
+    """Raise UsageError, naming the entry, if nested state cannot be `written` and `read`."""
     light = _mapped(state, _light)
     if _is_readable(light):
         return
@@ -261,7 +261,7 @@ def check_readable(state: Any, whose: str) -> None:
 
 
 def _light(value: Any) -> Any:
-    """None for a tensor that surely can be read, else the value."""
+    """None for a tensor sure to be readable, else the value."""
     return (
         None if type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided else value
     )
@@ -270,13 +270,13 @@ def _light(value: Any) -> Any:
 def _is_readable(state: Any) -> bool:
     try:
         read(written(state))
-    except Exception:  # whatever the class of a value does when it is copied or pickled
+    except Exception:  # copying or pickling a value may raise any error of its class
         return False
     return True
 
 
 def _first_unreadable(state: Any, path: str) -> tuple[str, Any]:
-    """The innermost part that cannot be read by itself, after what leads there."""
+    """The path and value of the innermost part not readable by itself."""
     parts: list[tuple[Any, Any]] = []
     if isinstance(state, Mapping):
         parts = list(state.items())
@@ -289,10 +289,10 @@ def _first_unreadable(state: Any, path: str) -> tuple[str, Any]:
 
 
 def read(data: Tensor, device: torch.device = CPU) -> Any:
-    """What was `written`. What was on a device then is on this one.
+    """The state of a `written` message; tensors once on a device are put on `device`.
 
-    Raises UsageError where it has objects of classes not known to be safe. Those are all but
-    tensors, numbers, words and what `torch.serialization.add_safe_globals` was told of.
+    Raises UsageError for objects of classes not known to be safe. Safe are tensors, numbers, words,
+    and classes given to `torch.serialization.add_safe_globals`.
     """
     try:
         loaded = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)

@@ -13,10 +13,11 @@ from ecrm.model.nested_state import placed
 
 
 class OptimizerState:
-    """What an optimizer holds in `state` and in the numbers of its `param_groups`.
+    """The `state` of an optimizer and the numbers of its `param_groups`.
 
-    A combined one, with `optimizers` as torchrec has it, is taken apart. `names` are those of the
-    parameters that it may have, by id. What an optimizer keeps elsewhere is not seen.
+    A combined optimizer, with `optimizers` as in torchrec, is taken apart. `names` are the names of
+    the allowed parameters, by id. State kept elsewhere by an optimizer is not seen. Raises
+    UsageError if the optimizer has a parameter without a name.
     """
 
     def __init__(self, optimizer: Optimizer | None, names: Mapping[int, str]) -> None:
@@ -39,11 +40,11 @@ class OptimizerState:
 
     @property
     def kept(self) -> set[int]:
-        """The ids of the objects whose content this is."""
+        """The ids of the `state` and `param_groups` objects."""
         return {id(each) for of in self.optimizers for each in (of.state, of.param_groups)}
 
     def live(self) -> list[dict[str, Any]]:
-        """Nested state, one dict per optimizer: its tensors are the live ones."""
+        """Nested state, one dict per optimizer, with live tensors."""
         return [
             {
                 "state": {self._key(key): value for key, value in optimizer.state.items()},
@@ -56,9 +57,9 @@ class OptimizerState:
         ]
 
     def _key(self, key: Any) -> Any:
-        """A parameter's name; a few optimizers have other keys.
+        """A parameter's name; non-tensor keys of an optimizer stay as given.
 
-        Raises UsageError for a tensor that is none of the optimizer's.
+        Raises UsageError for a tensor that is not a parameter of the optimizer.
         """
         if not isinstance(key, Tensor):
             return key
@@ -70,9 +71,9 @@ class OptimizerState:
         return self._names[id(key)]
 
     def put(self, saved: list[dict[str, Any]]) -> None:
-        """Make the state that of `saved`, once `live`, in place; nothing of it is shared then.
+        """Restore a state `saved` from `live`, in place; afterwards nothing of `saved` is shared.
 
-        Raises UsageError where it is that of other optimizers.
+        Raises UsageError if the number of optimizers or parameter groups differs.
         """
         groups = [len(optimizer.param_groups) for optimizer in self.optimizers]
         if groups != [len(each["groups"]) for each in saved]:
@@ -97,13 +98,13 @@ class OptimizerState:
 
 
 def _params_of(optimizer: Any) -> Mapping[str, Tensor]:
-    """What a keyed optimizer of torchrec says that its parameters are, by name."""
+    """The parameters of a keyed torchrec optimizer, by name; empty for other optimizers."""
     params = getattr(optimizer, "params", None)
     return params if isinstance(params, Mapping) else {}
 
 
 def _own_names(optimizers: Iterable[Any]) -> dict[int, str]:
-    """Names for parameters that optimizers keep state for beside the module's, by id."""
+    """Names of parameters in keyed optimizers, by id; the parameters may be outside the module."""
     return {
         id(parameter): f"{number} {name}"
         for number, optimizer in enumerate(optimizers)
@@ -115,7 +116,7 @@ def _own_names(optimizers: Iterable[Any]) -> dict[int, str]:
 def _beside(key: Any, value: Any) -> Any:
     """State of a parameter, its matrices on the parameter's device; single numbers stay.
 
-    State that was saved elsewhere may lie on the CPU. torch keeps counts of steps there.
+    State saved elsewhere may lie on the CPU. torch keeps counts of steps on the CPU.
     """
     if not isinstance(key, Tensor) or not isinstance(value, dict):
         return value
@@ -126,7 +127,7 @@ def _beside(key: Any, value: Any) -> Any:
 
 
 def _plain(optimizer: Any) -> list[Optimizer]:
-    """The optimizers that a combined one is made of, else itself."""
+    """The optimizers inside a combined optimizer, else the optimizer itself."""
     inner = getattr(optimizer, "optimizers", None)
     if not inner:
         return [optimizer]

@@ -75,12 +75,12 @@ EPSILON = 1e-8
 class FlatDenseReplica:
     """Holds a module's parameters as views of one flat float32 buffer, [P], and updates them.
 
-    The optimizer is one of torch's; its state is flat too. A slot's contribution is float32
-    [P + 1]: the gradient of its share of the mean loss, then that share itself. `loss_sum`,
-    float64, adds up the losses of all steps taken and is undone with them.
+    The optimizer is one of torch's; its state is flat too. A slot's contribution is float32 [P +
+    1]: the gradient of the slot's share of the mean loss, then the share. `loss_sum`, float64, adds
+    up the losses of all steps taken and is undone with the steps.
 
-    The module, which comes without buffers, and all state are on `device`. What is given to others
-    and comes from them is on the CPU.
+    The module, which comes without buffers, and all state are on `device`, except for `loss_sum`.
+    Messages and exported state are on the CPU.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class FlatDenseReplica:
         self._saved = [tensor.clone() for tensor in self._tensors()]
 
     def _tensors(self) -> list[Tensor]:
-        """Everything that a step changes, as the live tensors."""
+        """All tensors changed by a step, live."""
         return [self._flat, *self._state, self.loss_sum]
 
     over, ends_at = False, -1  # the trainer knows how many steps its data has
@@ -124,7 +124,7 @@ class FlatDenseReplica:
     def state_tensors(self) -> list[Tensor]:
         """Parameters, then the optimizer's step count and moments, on the CPU.
 
-        `dense_sha256` is taken over them.
+        `dense_sha256` is the digest of these tensors.
         """
         return on_host(self._flat, *self._state)
 
@@ -135,13 +135,13 @@ class FlatDenseReplica:
         return [("parameters", self._flat), *moments, ("sum of losses", self.loss_sum)]
 
     def begin_slot(self) -> None:
-        """Zero the gradients that the next backward adds to."""
+        """Zero the gradients before the next backward adds to them."""
         self._gradient.zero_()
 
     def contribution(self, loss_share: Tensor) -> Tensor:
         """The gradients since `begin_slot`, then the slot's share of the loss, float32 [P + 1].
 
-        A copy, on the CPU. Waits for all copies from a GPU that were begun.
+        A copy, on the CPU. Waits for all copies begun from a GPU.
         """
         self._gradient[-1] = loss_share
         return self._gradient.clone() if self._gradient.is_cpu else on_host(self._gradient)[0]
@@ -152,7 +152,7 @@ class FlatDenseReplica:
         self.loss_sum += total[-1].double()
 
     def skip(self, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
-        """Nothing depends on the number of steps."""
+        """Does nothing: no state depends on the number of steps."""
 
     def commit(self) -> None:
         for saved, tensor in zip(self._saved, self._tensors(), strict=True):
@@ -173,7 +173,7 @@ class FlatDenseReplica:
         return all(bool(tensor.isfinite().all()) for tensor in trained)
 
     def load(self, state: Sequence[Tensor]) -> None:
-        # the parameters alone: all else is as it was
+        # a single tensor is the parameters alone: the rest of the committed state stays
         for received, saved in zip(state, self._saved, strict=len(state) > 1):
             saved.copy_(on_device(saved.device, received).view(saved.shape))
         self.undo()

@@ -1,4 +1,4 @@
-"""What a replica of a module cannot hold, or cannot take, told by name."""
+"""Refusals, by name, of models and states that a replica cannot hold or load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer, SparseAdam
 from ecrm.errors import UsageError
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of trained parameters: their gradients are summed as float32, which has each exactly."""
+"""Dtypes of trained parameters: gradients are summed as float32, exact for all three."""
 FREEZE = (
     "set requires_grad before Session(model, ...); a parameter rests in a step whose before_step "
     "sets its grad to None"
@@ -77,14 +77,14 @@ def check_own_memory(
 
 
 def _memory(tensor: Tensor) -> int:
-    """Where the memory begins that a tensor is a view of; 0 where it has none."""
-    with contextlib.suppress(RuntimeError, NotImplementedError):  # such as a sparse one
+    """The address of the memory below a tensor; 0 for a tensor without memory."""
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # such as a sparse tensor
         return tensor.untyped_storage().data_ptr()
     return 0
 
 
 def check_steps_alone(optimizer: Optimizer) -> None:
-    """Raise UsageError where an optimizer's `step` needs an argument, or sparse gradients."""
+    """Raise UsageError if an optimizer's `step` needs an argument, or sparse gradients."""
     if isinstance(optimizer, SparseAdam):
         raise UsageError(
             "SparseAdam takes sparse gradients alone, and those of slots are summed as dense ones",
@@ -103,9 +103,9 @@ def check_steps_alone(optimizer: Optimizer) -> None:
 def check_fits(
     there: Mapping[str, Tensor | None], here: Mapping[str, Tensor | None], parameters: Set[str]
 ) -> None:
-    """Raise UsageError with the first tensor in which a state differs from the module.
+    """Raise UsageError with the first tensor that differs between a state and the module.
 
-    Shapes and dtypes are those of `parameters`; a buffer may have others.
+    For `parameters`, shape and dtype must match; buffers may differ in both.
     """
     another = "the state to be loaded is another model's"
     for name, tensor in here.items():
@@ -131,9 +131,9 @@ def check_rest(
     optimizers: Sequence[Mapping[str, Any]],
     scheduler: object,
 ) -> None:
-    """Raise UsageError where optimizer, scheduler and registered objects are not of these kinds.
+    """Raise UsageError unless optimizers, scheduler and registered objects fit `rest`.
 
-    `rest` is the part of an exported state that is neither parameter nor buffer.
+    `rest` is the part of an exported state besides parameters and buffers. Values are not checked.
     """
     theirs, ours = set(rest["extra"]), set(registered)
     if theirs != ours:

@@ -15,10 +15,10 @@ from ecrm.transport.gpu_copies import coming, on_device
 
 @dataclass(frozen=True)
 class SlotBatch:
-    """Samples of one slot: `dense` [B, N], `labels` [B] float32, and the rows they use.
+    """Samples of a slot: `dense` [B, N], `labels` [B] float32, and the rows used by the samples.
 
-    `rows` are unique row numbers of the row space, int64 [U]; `places` int64 [B * F] says which of
-    them each (sample, feature) is.
+    `rows` are unique row numbers of the row space, int64 [U]; `places`, int64 [B * F], is the index
+    in `rows` for each (sample, feature).
     """
 
     dense: Tensor
@@ -28,14 +28,14 @@ class SlotBatch:
 
     @staticmethod
     def of(dense: Tensor, ids: Tensor, labels: Tensor, offsets: Tensor) -> SlotBatch:
-        """From `ids`, int64 [B, F], of F tables.
+        """A batch from `ids`, int64 [B, F], of F tables.
 
         `offsets`, int64 [F], are the tables' first rows in the row space.
         """
         return SlotBatch(dense, labels, *unique_by_unit((ids + offsets).reshape(-1), units=1))
 
     def on(self, device: torch.device) -> SlotBatch:
-        """The same on a device, but for `rows`: itself where it is there."""
+        """The same batch on a device, except for `rows`; the batch itself if already there."""
         if self.dense.device == device:
             return self
         return replace(
@@ -48,11 +48,11 @@ class SlotBatch:
 
 @dataclass(frozen=True)
 class SlotForward:
-    """A slot between forward and backward, on the device of its model.
+    """A slot between forward and backward, on the device of the model.
 
-    `loss` is the slot's share of the loss, with the graph that leads to its rows' `values`, [U, D].
-    `logits` are float32 [B], detached, on the CPU: there once `backward` is through. `sums` is
-    where the rows' gradients go, on the CPU.
+    `loss` is the slot's share of the loss, with the graph leading to the rows' `values`, [U, D].
+    `logits` are float32 [B], detached, on the CPU: ready once `backward` has returned. `sums` is
+    memory for the rows' gradients, on the CPU.
     """
 
     batch: SlotBatch
@@ -69,10 +69,11 @@ def forward(
     global_batch: int,
     sums: Tensor | None = None,
 ) -> SlotForward:
-    """Forward of one slot with its rows' `values`, [U, D], which come from the CPU.
+    """Forward of one slot with the rows' `values`, [U, D], from the CPU.
 
-    Their gradients will be in `sums`, [U, D], contiguous, on the CPU, where that is given. The loss
-    is the slot's share of the mean over the global batch, so shares and gradients add up.
+    If `sums`, [U, D], contiguous, on the CPU, is given, the gradients of the rows will be in
+    `sums`. The loss is the slot's share of the mean over the global batch, so shares and gradients
+    add up.
     """
     batch = batch.on(replica.device)
     values = on_device(replica.device, values).detach().requires_grad_()
@@ -84,8 +85,8 @@ def forward(
 def backward(replica: FlatDenseReplica, slot: SlotForward) -> tuple[Tensor, Tensor]:
     """Backward of one slot.
 
-    Returns the gradients of its rows, [U, D], and its contribution to the dense replicas, [P + 1],
-    which ends with its share of the loss. Both are on the CPU.
+    Returns the gradients of the slot's rows, [U, D], and the contribution to the dense replicas, [P
+    + 1], with the slot's share of the loss at the end. Both are on the CPU.
     """
     replica.begin_slot()
     slot.loss.backward()
@@ -93,5 +94,5 @@ def backward(replica: FlatDenseReplica, slot: SlotForward) -> tuple[Tensor, Tens
     assert gradients is not None
     if gradients.is_cuda:
         gradients = coming(gradients, slot.sums)
-    # waits for all copies to the CPU that were begun
+    # waits for all copies begun to the CPU
     return gradients, replica.contribution(slot.loss.detach())

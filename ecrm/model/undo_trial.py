@@ -1,4 +1,4 @@
-"""Whether an undo brings back all that a step of the dense part changes: it is tried."""
+"""A test whether an undo brings back everything changed by a step of the dense part."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ecrm.transport.digests import entry_digests
 
 
 class UndoTrial:
-    """Takes a step, undoes it, takes it again, and compares the two.
+    """Takes a step, undoes the step, takes the step again, and compares the two results.
 
-    `entries()` are those of the replica's state, `undo()` goes back to the last commit, and
-    `things()` are the objects by name that a step may change. Of these, objects whose id is among
-    `kept()` are known by the state. `module` is the replica's.
+    `entries()` are the entries of the replica's state, `undo()` goes back to the last commit, and
+    `things()` are the objects that a step may change, by name. Among their parts, objects with an
+    id in `kept()` are compared as state already. `module` is the replica's module.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class UndoTrial:
         self._module, self._entries, self._undo = module, entries, undo
         self._things, self._kept = things, kept
         self.grown = ""
-        """A list that each step makes longer, "" for none; it may be a log."""
+        """A list made longer by each step, "" for none; it may be a log."""
 
     def run(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        """Take the step by `first`, and again by `second`. Raises UsageError where they differ."""
+        """Take the step by `first`, again by `second`. Raises UsageError if the results differ."""
         first()
         digests, unseen = entry_digests(self._entries()), self._unseen()
         self._undo()
@@ -61,7 +61,7 @@ class UndoTrial:
                 )
 
     def _unseen(self) -> Seen:
-        """What steps may change beside the state that is kept."""
+        """State that steps may change besides the kept state."""
         things, known = self._things(), self._kept() | state_of(self._module)
         for thing in things.values():
             known |= state_of(thing) if isinstance(thing, nn.Module) else set()

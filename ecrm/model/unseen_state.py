@@ -1,8 +1,8 @@
-"""State that no commit has, such as a counter on a module: found by a walk, and compared.
+"""State in no commit, such as a counter on a module: found by a walk, and compared.
 
-A failure undoes steps, and gives the dense part to other ranks. Both know parameters, buffers,
-optimizers' `state` and groups, the scheduler, and what was registered. Anything else that training
-changes would be lost without a word.
+A failure undoes steps, and gives the dense part to other ranks. Both cover parameters, buffers,
+optimizers' `state` and groups, the scheduler, and registered objects. All further state changed by
+training would be lost silently.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ecrm.transport.digests import tensor_digest, words_digest
 from ecrm.transport.gpu_copies import on_host
 
 Seen = dict[str, object]
-"""Values by the path that leads to them; of tensors and generators, a digest."""
+"""Values by path; for tensors and generators, a digest."""
 
 _DEEPEST = 6
 _MOST = 20_000
-"""Values that a walk visits at most; then it says so, by CUT."""
+"""Most values visited by a walk; a longer walk ends and reports CUT."""
 _LONG = 200
-"""A container with more plain values than this counts as one value."""
+"""A container with more plain values counts as a single value."""
 CUT = "more values than are compared"
 _MODES = "training"
 _TORCHS = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", _MODES})
-"""Attributes of modules that are seen otherwise."""
+"""Attributes of modules compared elsewhere."""
 _OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)))
-"""Attributes that torch's own class gives each optimizer."""
+"""Attributes given to each optimizer by torch's own class."""
 _NEVER = (type, types.ModuleType, types.BuiltinFunctionType, torch.dtype, torch.device)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -49,15 +49,15 @@ _LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "pureli
 
 @dataclass(frozen=True)
 class Length:
-    """How long a list is that may be a log."""
+    """The length of a list, which may be a log."""
 
     count: int
 
 
 def of_module(module: nn.Module) -> Seen:
-    """What a module and its submodules keep besides parameters and buffers.
+    """The values of a module and its submodules besides parameters and buffers.
 
-    That is their attributes, and plain data of their own classes. Modes are not part of it.
+    Covered are attributes, and plain data of the user's classes. Modes are left out.
     """
     return _of_parts(module, _attributes)
 
@@ -73,7 +73,7 @@ def numbers_of(module: nn.Module) -> dict[str, object]:
 
 
 def used_by(module: nn.Module) -> Seen:
-    """What the `forward` and the hooks of a module and its submodules use, such as globals."""
+    """Values used by the `forward` and hooks of a module and its submodules, such as globals."""
     return _of_parts(module, _functions)
 
 
@@ -95,7 +95,7 @@ def state_of(module: nn.Module) -> set[int]:
 
 
 def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
-    """What one module keeps, without its submodules."""
+    """The attributes of one module, without its submodules."""
     for name, value in vars(part).items():
         if name not in _TORCHS and "_hooks" not in name:
             yield name, value
@@ -106,7 +106,7 @@ def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _functions(part: nn.Module) -> Iterator[tuple[str, object]]:
-    """The functions of the user's that a module calls."""
+    """The user's functions called by a module."""
     for name, hooks in vars(part).items():
         if name.endswith("_hooks") and isinstance(hooks, Mapping):
             yield from (("hook", hook) for hook in hooks.values())
@@ -116,7 +116,7 @@ def _functions(part: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _is_own(module: str) -> bool:
-    """Whether a module of Python is the user's: no library's, and none of ecrm."""
+    """Whether a Python module is the user's: neither a library's nor part of ecrm."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return _is_own_file(file) if file else module == "__main__"
 
@@ -126,9 +126,9 @@ def _is_own_file(file: str) -> bool:
 
 
 def of_objects(named: Mapping[str, object], known: Set[int]) -> Seen:
-    """What is reached from objects by their attributes, and from functions by what they use.
+    """The values reached from objects by attributes, and from functions by the variables used.
 
-    Objects whose id is `known` are left out: their state is seen otherwise.
+    Objects with `known` ids are left out: their state is compared elsewhere.
     """
     seen: Seen = {}
     walk = _Walk(known)
@@ -138,9 +138,9 @@ def of_objects(named: Mapping[str, object], known: Set[int]) -> Seen:
 
 
 def first_change(before: Seen, after: Seen) -> str:
-    """The first value that differs, in words; "" where none does.
+    """The first value that differs, in words; "" without a difference.
 
-    A list that has only grown is no change: such lists are logs. `first_growth` finds them.
+    A list that has only grown is no change: such lists are logs. `first_growth` finds grown lists.
     """
     for path, value in after.items():
         if path in before and before[path] != value and not isinstance(value, Length):
@@ -150,7 +150,7 @@ def first_change(before: Seen, after: Seen) -> str:
 
 
 def first_growth(before: Seen, after: Seen) -> str:
-    """The path of the first list that has become longer; "" where none has."""
+    """The path of the first list with a changed length; "" without any."""
     for path, value in after.items():
         if isinstance(value, Length) and path in before and before[path] != value:
             return path.removesuffix(_LENGTH)
@@ -168,7 +168,7 @@ class _Walk:
 
     @property
     def cut(self) -> Seen:
-        """An entry that says that not everything was visited; none where it was."""
+        """An entry that says that the walk was cut short; empty after a whole walk."""
         return {CUT: True} if self._left < 0 else {}
 
     def of(self, path: str, value: Any, levels: int) -> Iterator[tuple[str, object]]:
@@ -196,7 +196,11 @@ class _Walk:
 
 
 def _digest(value: Any) -> str | None:
-    """What a tensor, an array or a generator holds; None for anything else."""
+    """The content of a tensor, an array or a generator as text; None for anything else.
+
+    "" for tensors and arrays that cannot be compared. A digest also for a long container, not a
+    list, of plain values.
+    """
     if isinstance(value, Tensor):
         if value.is_meta or value.layout != torch.strided:
             return ""
@@ -221,7 +225,7 @@ def _digest(value: Any) -> str | None:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """What a container, an object or a function refers to, with what its path goes on with."""
+    """The parts of a container, an object or a function, with the continuation of the path."""
     if isinstance(value, Mapping):
         return [(f"[{_key(key, at)}]", each) for at, (key, each) in enumerate(value.items())]
     if isinstance(value, list | tuple | deque):
@@ -254,7 +258,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def _parts_of_module(module: nn.Module) -> list[tuple[str, Any]]:
-    """All that a module holds which is not the session's, such as a teacher: also its weights."""
+    """All parts of a module outside the session, such as a teacher, weights included."""
     found: list[tuple[str, Any]] = []
     for path, part in module.named_modules():
         own = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
@@ -265,14 +269,14 @@ def _parts_of_module(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _key(key: object, at: int) -> str:
-    """A key of a dict in words; of a parameter, which is one for optimizers, its number."""
+    """A key of a dict in words; for a parameter, as in optimizers, type and position."""
     return repr(key) if isinstance(key, str | int | float) else f"{type(key).__name__} {at}"
 
 
 def _used_by(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """What a function of the user's refers to: variables around it, defaults, and globals.
+    """The references of a user's function: variables around the function, defaults, and globals.
 
-    Of a library's, such as a decorator's, the functions around it alone.
+    For a library's function, such as a decorator's, only the functions around it.
     """
     found: list[tuple[str, Any]] = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):

@@ -1,1 +1,1 @@
-"""One rank of a run, whatever is trained: how it finds the others, and what it counts."""
+"""One rank of a run, for any kind of training: meeting the other ranks, and counting."""

@@ -1,4 +1,4 @@
-"""What ranks tell one another at the start, before the first step."""
+"""Messages between ranks at the start, before the first step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ecrm.transport.message import tensors
 def share_at_start(
     transport: Transport, mine: Sequence[torch.Tensor]
 ) -> dict[int, list[torch.Tensor]]:
-    """`Transport.share` before the first step, without the ranks that have died by then.
+    """Call `Transport.share` before the first step, without the ranks dead by then.
 
-    An engine that is there already notices them in its first call, and recovers. All survivors
-    must see an agreement end alike, as MPI has it: else some would be here, and others further on.
-    Raises LostTouch where it keeps failing though no rank dies.
+    An existing engine notices the deaths in its first call, and recovers. All survivors must see an
+    agreement end alike, as MPI promises: otherwise some ranks would still share, and some would be
+    further on. Raises LostTouch if the call keeps failing though no rank dies.
     """
     log = FailureLog()
     while True:
@@ -39,7 +39,7 @@ def share_at_start(
 
 
 def share_json(transport: Transport, mine: Any) -> dict[int, Any]:
-    """Every rank's own `mine`, something that JSON has, before the first step."""
+    """Every rank's own `mine`, a JSON value, shared before the first step."""
     shared = share_at_start(
         transport, [torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)]
     )
@@ -49,7 +49,7 @@ def share_json(transport: Transport, mine: Any) -> dict[int, Any]:
 def collective_check(transport: Transport, action: Callable[[], Any]) -> Any:
     """Run `action` on every rank.
 
-    If it fails on any, raises the lowest rank's error on every rank.
+    If `action` fails on some rank, raises the lowest failed rank's error on every rank.
     """
     result: Any = None
     error: EcrmError | None = None
@@ -72,9 +72,9 @@ def collective_check(transport: Transport, action: Callable[[], Any]) -> Any:
 
 
 def on_one_rank(transport: Transport, action: Callable[[], Any]) -> Any:
-    """Collective: what `action`, which does not raise, gives on the lowest rank; JSON must have it.
+    """Collective: the return value of `action` on the lowest rank, a JSON value.
 
-    Where that rank dies meanwhile, the next one runs it again.
+    `action` must not raise. If the lowest rank dies meanwhile, the next rank runs `action` again.
     """
     while True:
         first = transport.live[0]
@@ -88,11 +88,11 @@ def own_folder(
 ) -> tuple[RunLock, list[int]]:
     """Collective: take the folder of this run on every rank.
 
-    Returns this rank's hold on it, and the ranks that see another folder under its name.
+    Returns this rank's lock on the folder, and the ranks with a different folder under the same
+    name.
 
-    `check` is called by the rank that has taken it, before others are let in. Raises UsageError on
-    every rank where another run holds it, Unrecoverable where the rank that took it has died
-    meanwhile.
+    `check` is called by the rank taking the folder, before other ranks join. Raises UsageError on
+    every rank if another run holds the folder, Unrecoverable if the taking rank has died meanwhile.
     """
     lock, first = collective_check(transport, lambda: RunLock(folder, host)), transport.live[0]
 
@@ -114,9 +114,9 @@ def own_folder(
 
 
 def introduce(transport: Transport, host: str) -> list[int]:
-    """Collective: let ranks that share a host read the memory that the others share.
+    """Collective: let ranks on the same host read each other's shared memory.
 
-    Returns the ranks that can read what this one shares.
+    Returns the ranks able to read the memory shared by this rank.
     """
     shared_memory = transport.shared_memory
     if shared_memory is None:

@@ -1,4 +1,4 @@
-"""How the ranks of a run find each other: who shares a host, memory, cores, and who does what."""
+"""Let the ranks of a run meet: find shared hosts, memory and cores, and deal out roles."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ecrm.run.plan import view_over
 from ecrm.transport.base import Transport
 
 Processes = dict[int, dict[str, Any]]
-"""Of every rank its process: {"pid", "host", "failure_domain", "cores": those it may use}."""
+"""The process of every rank: {"pid", "host", "failure_domain", "cores": usable core numbers}."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """All ranks of a run, as one of them sees them at the start.
+    """All ranks of a run, as seen by one rank at the start.
 
-    `memory_readers` are the ranks that can read the memory which this one shares. `view` is where
-    roles are before anybody has died. `rows_on_gpu`: some rank has its rows on a GPU.
+    `memory_readers` are the ranks able to read the memory shared by this rank. `view` has the roles
+    before any death. `rows_on_gpu`: some rank has its rows on a GPU.
     """
 
     protection: Protection
@@ -61,9 +61,9 @@ def connect(transport: Transport, run: ClaimedRun, gone: Sequence[int] = ()) -> 
 def start_view(
     config: Config, protection: Protection, processes: Mapping[int, Mapping[str, Any]]
 ) -> View:
-    """Where roles are at the start, with the failure domains that `processes` names.
+    """The view at the start, with the failure domains named by `processes`.
 
-    Raises UsageError, with what to type, where these are too few.
+    Raises UsageError, with a remedy to type, if the failure domains are too few.
     """
     unknown = {"failure_domain": None}  # of a rank that has died already
     names = [
@@ -90,7 +90,7 @@ def _processes(transport: Transport, config: Config) -> Processes:
 
 
 def _cores(transport: Transport, config: Config, processes: Processes) -> Cores:
-    """The cores that this rank shares with those that may use the same ones."""
+    """The cores of this rank, shared with all ranks of the host allowed the same cores."""
     mine = processes[transport.rank]
     sharing = [
         rank

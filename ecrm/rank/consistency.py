@@ -1,4 +1,4 @@
-"""Whether all ranks were started with the same. Pure.
+"""Check that all ranks were started with the same data and config. Pure.
 
 On several hosts each rank reads its own files.
 """
@@ -17,15 +17,15 @@ from ecrm.config.schema import Config
 
 STEPS = "number of steps"
 MAY_DIFFER = ("data.path", "storage.device", "kernels.backend", "testing.imitated_gpu")
-"""Keys of which each rank may have its own: no bits depend on them."""
+"""Config keys allowed to differ between ranks: no bits depend on the values."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What one rank was started with: its host, and digests of it by name.
+    """The inputs of one rank at the start: its host, and digests by name.
 
-    The digests are SHA-256 of every config key that may not differ, by "section.key", of the number
-    of STEPS, and of other things that ranks must have alike.
+    Digested with SHA-256 are all config keys outside MAY_DIFFER, by "section.key", the number of
+    STEPS, and further inputs required to be equal on all ranks.
     """
 
     host: str
@@ -34,11 +34,11 @@ class Given:
 
 @dataclass(frozen=True)
 class Alike:
-    """What ranks must have alike besides the config, in words for a message.
+    """The inputs required to be equal besides the config, in words for a message.
 
-    `things` are all that they must have, such as "data and config"; `others` is what each thing
-    with a digest of its own is called where it differs, such as "other data"; `remedy` is what to
-    do then.
+    `things` names all equal inputs, such as "data and config"; `others` names each input with a
+    digest of its own when different, such as "other data"; `remedy` says how to make the inputs
+    equal.
     """
 
     things: str
@@ -47,7 +47,7 @@ class Alike:
 
 
 def given_of(host: str, config: Config, steps: int, **others: Any) -> Given:
-    """What a rank has, by its config and number of steps, and by `others`, which JSON has."""
+    """The inputs of a rank: its config, its number of steps, and `others`, JSON values by name."""
     keys = {
         f"{section}.{key}": value
         for section, values in config.to_dict().items()
@@ -59,9 +59,9 @@ def given_of(host: str, config: Config, steps: int, **others: Any) -> Given:
 
 
 def unlike(ranks: Mapping[int, Given], alike: Alike) -> str | None:
-    """Which ranks have something other than most, and what; None where all have the same."""
+    """Name the ranks different from most ranks, and the differences; `None` if all are equal."""
     kinds = {rank: tuple(sorted(ranks[rank].digests.items())) for rank in sorted(ranks)}
-    # of equally many the one of the lowest rank
+    # among equally frequent kinds the kind of the lowest rank
     (most, _), *others = Counter(kinds.values()).most_common()
     if not others:
         return None

@@ -1,4 +1,4 @@
-"""What writes the checkpoints of a run."""
+"""Make the writer of a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def checkpoints_of(
     rank: Rank,
     evaluations: Callable[[int], list[list[float | None]]] = lambda step: [],
 ) -> Checkpoints | None:
-    """What writes the checkpoints of a run, None where it has none.
+    """The writer of a run's checkpoints, `None` for a run without checkpoints.
 
-    `evaluations(step)` are those before a step, to be kept with them.
+    `evaluations(step)` are the evaluations before a step, to be kept with the checkpoints.
     """
     config, own, loaded = run.config, run.durable.own, run.durable.loaded
     if own is None or not (config.checkpoints or config.checkpoint.at_end):
@@ -29,7 +29,7 @@ def checkpoints_of(
         run.start.identity,
         CheckpointPolicy(run.start.steps, **vars(config.checkpoint)),
         rank.reporter.event,
-        # no checkpoint of the step that mapped files go on from
+        # the step from which mapped files go on has no checkpoint
         first=0 if run.start.mapped is not None else None,
         not_finite=rank.watch.checkpoint,
         evaluations=evaluations,
@@ -38,7 +38,7 @@ def checkpoints_of(
 
 
 def inherit_best(run: ClaimedRun, rank: Rank) -> None:
-    """Collective: let `best` lead where it does beside the checkpoint that the run goes on from."""
+    """Collective: point `best` at the best checkpoint of the run from which this run goes on."""
     own, loaded = run.durable.own, run.durable.loaded
     if own is None or loaded is None:
         return

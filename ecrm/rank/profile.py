@@ -1,8 +1,8 @@
-"""Where each millisecond of a step goes.
+"""The time spent on each part of a step, in milliseconds.
 
-That is time by phase, and inside a phase the time in calls of the transport. Every rank keeps the
-spans of its own phases and calls. At the end the reporter gets them all, prints a table, and writes
-a trace that chrome://tracing and ui.perfetto.dev open.
+The profile has the time by phase, and inside a phase the time in calls of the transport. Every rank
+keeps the spans of its own phases and calls. At the end the reporter gets the spans of all ranks,
+prints a table, and writes a trace for chrome://tracing and ui.perfetto.dev.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ecrm.transport.base import Transport, WrappedTransport
 from ecrm.transport.message import Part, Received, tensors
 
 TRACED_SPANS = 20_000
-"""Spans of each rank that the trace holds, the last ones; the table counts all."""
+"""The most spans of each rank in the trace, the last spans; the table counts all spans."""
 
 STEP_PHASES = (
     "input",
@@ -38,7 +38,7 @@ STEP_PHASES = (
 
 @dataclass
 class _Sums:
-    """One phase on one rank: how often it began, seconds, those in the transport, bytes sent."""
+    """One phase on one rank: count of begins, seconds, seconds in the transport, bytes sent."""
 
     count: int = 0
     seconds: float = 0.0
@@ -48,7 +48,7 @@ class _Sums:
 
 @dataclass
 class Profile:
-    """One rank's times. A phase lasts until the next begins, or until a step is finished."""
+    """One rank's times. A phase lasts until the next phase begins, or until a step is finished."""
 
     rank: int
     sums: dict[str, _Sums] = field(default_factory=lambda: defaultdict(_Sums))
@@ -58,14 +58,14 @@ class Profile:
     _open: tuple[str, float, int] | None = None
 
     def phase(self, step: int, name: str) -> None:
-        """`name` begins, and whatever was going on has ended."""
+        """Begin the phase `name`, and end the phase before."""
         now = time.perf_counter()
         self._close(now)
         self._open = (name, now, step)
         self.sums[name].count += 1
 
     def step_finished(self) -> None:
-        """What follows, until the next phase begins, belongs to none."""
+        """End the phase; the time until the next phase begins belongs to no phase."""
         self._close(time.perf_counter())
 
     def _close(self, now: float) -> None:
@@ -76,9 +76,9 @@ class Profile:
             self._open = None
 
     def call(self, name: str, since: float, sent: int) -> None:
-        """A call of the transport has ended.
+        """Record a finished call of the transport.
 
-        It began at `since` of time.perf_counter(), and gave `sent` bytes to other ranks.
+        The call began at `since` of time.perf_counter(), and gave `sent` bytes to other ranks.
         """
         now = time.perf_counter()
         step = -1
@@ -90,7 +90,7 @@ class Profile:
         self._spans.append((f"transport.{name}", since, now, step))
 
     def to_tensor(self) -> torch.Tensor:
-        """All of it as JSON text, uint8; times since the epoch."""
+        """The whole profile as JSON text, uint8; times since the epoch."""
         offset = time.time() - time.perf_counter()
         sums = {name: [s.count, s.seconds, s.waiting, s.sent] for name, s in self.sums.items()}
         spans = [
@@ -102,7 +102,7 @@ class Profile:
 
 
 class ProfiledTransport(WrappedTransport):
-    """Another transport, every call of it timed."""
+    """A wrapper around a transport, timing every call."""
 
     def __init__(self, inner: Transport, profile: Profile) -> None:
         super().__init__(inner)
@@ -134,9 +134,9 @@ class ProfiledTransport(WrappedTransport):
 
 
 def gather(profile: Profile, transport: Transport, to: int) -> dict[int, dict[str, Any]] | None:
-    """Collective: every rank's profile on rank `to`, None elsewhere.
+    """Collective: every rank's profile on rank `to`, `None` elsewhere.
 
-    Raises PeerFailure as transport calls do.
+    Raises PeerFailure like every transport call.
     """
     received = transport.exchange({to: [profile.to_tensor()]})
     if transport.rank != to:
@@ -147,7 +147,8 @@ def gather(profile: Profile, transport: Transport, to: int) -> dict[int, dict[st
 def table(profiles: Mapping[int, Mapping[str, Any]], steps: int) -> str:
     """Milliseconds and kilobytes of an average step, by phase, as text.
 
-    Milliseconds are the mean over ranks, those of the slowest rank, and the part in the transport.
+    Milliseconds are the mean over ranks, the time of the slowest rank, and the part in the
+    transport.
     """
     names = list(
         dict.fromkeys((*STEP_PHASES, *(name for p in profiles.values() for name in p["sums"])))

@@ -1,4 +1,4 @@
-"""Progress: what a run tells every so many steps, and the times of steps."""
+"""Progress: regular reports of a run every so many steps, and the times of steps."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from ecrm.rank.reporter import KEPT_COMMITS
 MOST_FINISHED = 1000
 """Most steps between progress steps, however rarely a line is printed.
 
-It bounds what a rank keeps, and what its death loses.
+The bound limits the memory kept by a rank, and the history lost by a rank's death.
 """
 
 Told = tuple[dict[str, Any], str]
-"""The fields of a progress event, and its line, empty for none."""
+"""The fields of a progress event, and the event's line, empty for no line."""
 
 Tell = Callable[[int, Callable[[], Told]], None]
 """See `Progress`."""
 
 
 Measured = Callable[[], dict[str, Any]]
-"""Gives what was measured, when that is told."""
+"""Returns the measured values, called when the event is told."""
 
 
 def window_start(step: int, every: int) -> int:
     """The last progress step before `step`, or 0.
 
-    Progress steps are multiples of `every` (0: none) and, from each on, of MOST_FINISHED steps.
+    Progress steps are multiples of `every` (0: none) and, counted from each multiple, multiples of
+    MOST_FINISHED steps.
     """
     before = step - 1
     line = before - before % every if every else 0
@@ -41,36 +42,36 @@ def window_start(step: int, every: int) -> int:
 
 
 class StepProgress(ABC):
-    """Every rank keeps the times and, at progress steps and the last one, calls `tell(step, make)`.
+    """Keeps step times on every rank; calls `tell(step, make)` at progress steps and the last step.
 
-    `make()`, on a holder of the dense replica, gives what is told. A line comes every `every` steps
-    (0: only at the end), an event without a line every `MOST_FINISHED` steps. What is measured,
-    besides times, is the business of those that derive from this.
+    `make()`, on a holder of the dense replica, returns the fields and the line. A line comes every
+    `every` steps (0: only at the end), an event without a line every `MOST_FINISHED` steps.
+    Subclasses decide on the measured values besides times.
     """
 
     def __init__(self, steps: int, every: int, tell: Tell) -> None:
         self._steps, self._every, self._tell = steps, every, tell
         self.step_seconds: list[float] = []
         self._reported = self._forgotten = 0
-        # commits by then, and the first step needed, of what may have to be told by another
+        # for events another rank may have to tell: commits at the event, first step needed
         self._told: list[tuple[int, int]] = []
         self._last = self._window_start = time.monotonic()
         self._finished_at: list[tuple[int, float]] = []
 
     def restart_clock(self) -> None:
-        """The time since the last step belongs to no step (start, evaluation)."""
+        """Exclude the time since the last step from the times of steps (start, evaluation)."""
         now = time.monotonic()
         self._window_start += now - self._last
         self._last = now
 
     def begins_at(self, engine: Engine) -> None:
-        """The first step is the engine's next: not 0 in a run that goes on from a checkpoint."""
+        """Begin with the engine's next step: not 0 in a run continued from a checkpoint."""
         self._reported = engine.step
 
     def went_back(self, engine: Engine) -> None:
-        """Steps were undone, and are told when they are finished once more.
+        """Prepare to report undone steps again, after being finished once more.
 
-        Or this rank has only now learned that the last one is finished.
+        Also report the last step, if this rank has only now learned of the step's end.
         """
         self._reported = min(self._reported, engine.step)
         self._forgotten = 0
@@ -114,21 +115,21 @@ class StepProgress(ABC):
 
     @abstractmethod
     def counted(self, step: int, steps_per_second: float) -> dict[str, Any]:
-        """What every rank can say of `step` steps and their pace."""
+        """The fields known to every rank about `step` steps and the pace."""
 
     @abstractmethod
     def measured(self, engine: Engine, first: int) -> Measured:
-        """What a holder of the dense replica says of the steps from `first` up to the engine's.
+        """The measurements of a dense holder for the steps from `first` up to the engine's.
 
-        What is returned may be called commits later.
+        The returned function may be called commits later.
         """
 
     @abstractmethod
     def in_words(self, fields: dict[str, Any], window: int) -> str:
-        """The line of a progress step, `window` steps after the last one."""
+        """The line of a progress step, `window` steps after the last line."""
 
     def _forget(self, engine: Engine) -> None:
-        """Have the engine forget notes of steps that are not told, or told again, any more."""
+        """Have the engine forget notes of steps never to be told, or told again, later."""
         self._told = [
             (at, first) for at, first in self._told if at >= engine.state.commits - KEPT_COMMITS
         ]
@@ -140,7 +141,7 @@ class StepProgress(ABC):
             engine.state.log.forget(needed)
 
     def quantiles(self) -> dict[str, float | None]:
-        """Median, 99th percentile and maximum of the seconds a step took on this rank."""
+        """Median, 99th percentile and maximum of the seconds of a step on this rank."""
         if not self.step_seconds:
             return {"p50": None, "p99": None, "max": None}
         seconds = np.array(self.step_seconds)

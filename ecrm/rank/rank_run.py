@@ -1,4 +1,4 @@
-"""One rank's part in a run: what is due between its steps, and how it ends."""
+"""One rank's part in a run: the work between steps, and the end of the run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from ecrm.rank.progress import StepProgress
 
 
 class RunStopped(SystemExit):
-    """The run has ended since a rank was asked to stop, and all ranks know."""
+    """Raised when the run has ended because a rank was asked to stop, and all ranks know."""
 
 
 class RankRun:
-    """What every live rank does together before, between and after the steps of a run.
+    """The work of all live ranks together before, between and after the steps of a run.
 
-    Every live rank calls the same methods in the same order. After StepAborted from any of them,
-    and from the engine, `went_back` comes first.
+    Every live rank calls the same methods in the same order. After StepAborted from a method, or
+    from the engine, `went_back` comes first.
 
-    - `asked()`: the signal that asks this rank to stop, None before.
-    - `told(summary, unkept)`: called once the run is over. The summary is that of the reporter,
-      None elsewhere and where the run was stopped; `unkept` is why its model is not kept.
+    - `asked()`: the signal asking this rank to stop, `None` before.
+    - `told(summary, unkept)`: called once the run is over. `summary` is the summary on the
+      reporter, `None` elsewhere and in a stopped run; `unkept` is the reason for not keeping the
+      model.
     """
 
     def __init__(
@@ -47,28 +48,28 @@ class RankRun:
         self._progress, self._checkpoints, self._watch = progress, checkpoints, watch
         self._asked, self._told = asked, told
         self.furthest = engine.step
-        """The most steps that this rank has finished."""
+        """The most steps finished by this rank."""
 
     @property
     def steps_left(self) -> int:
-        """How many steps are not trained yet."""
+        """The number of steps not trained yet."""
         return 0 if self.engine.over else self._steps - self.engine.step
 
     def between_steps(self) -> None:
-        """Collective, before a step: go on with a checkpoint, or begin one if it is due."""
+        """Collective, before a step: go on with a checkpoint, or begin a checkpoint if due."""
         if self._checkpoints is not None:
             self._checkpoints.between_steps()
 
     def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
-        """The part of what slots have in trouble in a step that all ranks must know."""
+        """The part of `troubles`, found by slots in a step, to report to every rank."""
         return self._watch.worth_saying(step, troubles)
 
     def restart_clock(self) -> None:
-        """The time since the last step belongs to no step, but to an evaluation."""
+        """Exclude the time since the last step, spent on an evaluation, from the times of steps."""
         self._progress.restart_clock()
 
     def step_finished(self) -> None:
-        """A step is done on this rank: count it, and tell of it when that is due."""
+        """Count a step finished on this rank, and report when a report is due."""
         if self._record.profile is not None:
             self._record.profile.step_finished()
         self._progress.step_finished(self.engine)
@@ -77,7 +78,7 @@ class RankRun:
             self._ending.trained()
 
     def went_back(self) -> None:
-        """A recovery is through: steps may have been undone."""
+        """Take note of a finished recovery: steps may have been undone."""
         self._progress.went_back(self.engine)
         if self._checkpoints is not None:
             self._checkpoints.went_back()
@@ -89,9 +90,9 @@ class RankRun:
         self._checkpoints.keep_best()
 
     def keep(self) -> None:
-        """Collective, after the last step: keep the model, so that a failure undoes no step more.
+        """Collective, after the last step: keep the model, safe from any later failure.
 
-        Where checkpoints or files are all that a protection has, nobody can train on after it.
+        With a protection made only of checkpoints or files, no rank can train on afterwards.
         """
         self.engine.commit()
         if self._checkpoints is not None:
@@ -100,16 +101,16 @@ class RankRun:
     def finish(self) -> None:
         """Collective, after the last step: verify and keep the model, write the summary.
 
-        Raises StepAborted after a failure, StopAgreed where a rank asks to stop, ParityMismatch on
-        every rank, and what `told` raises.
+        Raises StepAborted after a failure, StopAgreed if a rank asks to stop, ParityMismatch on
+        every rank, and all errors of `told`.
         """
         self._told(self._ending.finish(), self._ending.unkept)
 
     def stop(self) -> None:
-        """Collective, at a commit, after StopAgreed: end the run, since a rank has asked for it.
+        """Collective, at a commit, after StopAgreed: end the run, because a rank has asked to stop.
 
-        Raises RunStopped once it is over, and what `told` raises. Returns where no signal was the
-        reason: a rank that could not write has left. Raises StepAborted after a failure.
+        Raises RunStopped once the run is over, and all errors of `told`. Returns if no signal was
+        the reason: a rank unable to write has left. Raises StepAborted after a failure.
         """
         while True:
             number = agree_on_stop(self.engine, self._asked(), self._record.folder)
@@ -118,7 +119,7 @@ class RankRun:
             try:
                 self._ending.stop(number)
                 break
-            except StopAgreed:  # what it writes may not fit
+            except StopAgreed:  # stopped.json or the checkpoint may not fit on the disk
                 continue
         self._told(None, self._ending.unkept)
         raise RunStopped(0)

@@ -1,4 +1,4 @@
-"""Says when a run stands still, and which ranks it waits for."""
+"""Report when a run stands still, and name the ranks with a script's code at work."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ecrm.engine.hooks import Hooks
 from ecrm.engine.slot_faults import Place
 
 QUIET_SECONDS = 10.0
-"""A run in which nothing begins for so long is told to stand still."""
+"""Seconds without a new phase before a run is reported to stand still."""
 
 
 class Standstill:
-    """Looks once a second, on a thread, whether something has begun on this rank.
+    """Checks once a second, on a thread, whether a new phase has begun on this rank.
 
-    It goes between an engine and its `hooks`, of which it needs the phases. The reporter says one
-    line for each standstill. `places` gives where the script's own code is,
-    by rank, of ranks on this host; nothing for the built-in trainer.
+    The watcher goes between an engine and the engine's `hooks`, to see the phases. The reporter
+    prints one line for each standstill. `places` returns the places of the script's own code, by
+    rank, of ranks on this host; an empty mapping for the built-in trainer.
     """
 
     def __init__(self, hooks: Hooks, seconds: float = QUIET_SECONDS) -> None:
@@ -31,18 +31,18 @@ class Standstill:
         self._ended = threading.Event()
 
     def _begins(self, step: int, name: str) -> None:
-        """A phase begins on this rank."""
+        """Count a phase beginning on this rank."""
         self._begun += 1
         self._where = step, name
         self._phase(step, name)
 
     def watch(self, engine: Engine) -> None:
-        """Look from now on, until `end`."""
+        """Check from now on, until `end`."""
         self._engine = engine
         threading.Thread(target=self._watch, name="standstill", daemon=True).start()
 
     def end(self) -> None:
-        """The run is over: nothing is expected to go on."""
+        """Stop checking: the run is over, and no more phases are expected."""
         self._ended.set()
 
     def _watch(self) -> None:
@@ -61,7 +61,7 @@ class Standstill:
         return self._begun, self._engine.state.commits, self.places()
 
     def in_words(self) -> str:
-        """What a standstill looks like from this rank."""
+        """The line about a standstill, as seen from this rank."""
         step, phase = self._where
         at = dict(sorted(self.places().items()))
         if not at:

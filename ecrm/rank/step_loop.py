@@ -1,4 +1,4 @@
-"""The loop of a run: slots out to whoever computes them, engine steps between them."""
+"""The loop of a run: give slots to the caller for computing, and run the engine's steps."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True)
 class SlotResult:
-    """What one slot's part of a step has come to.
+    """The result of one slot's part of a step.
 
-    - `gradients`: by row space, float32 [U, dim], of the U rows that the slot has looked up.
-    - `contribution`: float32 [P], summed over slots for the dense replicas; None of a slot without
-      a batch.
-    - `note`: uint8 [N], what the log of the run keeps of the slot.
-    - `trouble`: where something is not finite, in words; empty where all is.
-    - `state`: uint8 [N], goes whole to every dense replica; None for nothing.
-    - `over`: the slot has no batch in the next step, nor in a later one.
+    - `gradients`: by row space, float32 [U, dim], of the U rows looked up by the slot.
+    - `contribution`: float32 [P], summed over slots for the dense replicas; `None` for a slot
+      without a batch.
+    - `note`: uint8 [N], the slot's entry in the log of the run.
+    - `trouble`: the place of a nonfinite value, in words; empty if all values are finite.
+    - `state`: uint8 [N], goes whole to every dense replica; `None` for no state.
+    - `over`: the slot has no batch in the next step, nor in a later step.
     - `sits_out`: the slot changes no row in this step.
-    - `stops`: this step is to be the last one.
+    - `stops`: this step is to be the last step.
     """
 
     gradients: Sequence[Tensor]
@@ -45,7 +45,8 @@ class SlotResult:
 class SlotStep(Generic[Batch]):
     """One slot's part of a step, to be computed.
 
-    `values` are its rows by row space, float32 [U, dim]. Whoever computes it sets `result`.
+    `values` are the slot's rows by row space, float32 [U, dim]. The caller computes and sets
+    `result`.
     """
 
     step: int
@@ -56,9 +57,9 @@ class SlotStep(Generic[Batch]):
 
 
 class Batches(Protocol[Batch]):
-    """Where batches come from. They depend on step and slot alone.
+    """The source of batches; a batch depends on step and slot alone.
 
-    `reusable` says whether a batch is still good after somebody has computed with it.
+    `reusable` says whether a batch is still good after a computation with the batch.
     """
 
     reusable: bool
@@ -67,49 +68,49 @@ class Batches(Protocol[Batch]):
         """The batch of a slot in a step."""
 
     def rows(self, batch: Batch, /) -> Sequence[Tensor]:
-        """The unique rows that it uses by row space, int64 [U]."""
+        """The unique rows used by a batch, by row space, int64 [U]."""
 
     def went_back(self) -> bool:
-        """A recovery is through. Returns whether batches that were given before are still good."""
+        """Take note of a finished recovery; return whether batches given earlier are still good."""
 
 
 class Due(Protocol):
-    """What all ranks do together after some of the steps, such as an evaluation."""
+    """Work of all ranks together after some of the steps, such as an evaluation."""
 
     def is_due(self, step: int, /) -> bool:
-        """Whether it is to be done after `step` steps, and has not been."""
+        """Whether the work is due after `step` steps, and not yet done."""
 
     def do(self) -> bool:
-        """Collective: do it now. Returns whether training ends with it, the same on all ranks.
+        """Collective: do the work now. Return whether training ends, the same on all ranks.
 
-        Raises StepAborted after a failure, StopAgreed where a rank asks to stop.
+        Raises StepAborted after a failure, StopAgreed if a rank asks to stop.
         """
 
     def went_back(self) -> None:
-        """A recovery is through: steps may have been undone."""
+        """Take note of a finished recovery: steps may have been undone."""
 
 
 class Rehearsal(Protocol[Batch]):
-    """Slots of a step that other ranks compute, too, before the step, to see what they come to."""
+    """Computes slots of a step on other ranks too, before the step, to compare results."""
 
     def is_due(self, step: int, /) -> bool:
-        """Whether a step is rehearsed, and has not been. The same on all ranks."""
+        """Whether a step is to be rehearsed, and not yet rehearsed. The same on all ranks."""
 
     def run(self) -> Iterator[list[SlotStep[Batch]]]:
-        """Collective: give what this rank computes. Raises StepAborted after a failure."""
+        """Collective: yield slots to compute on this rank. Raises StepAborted after a failure."""
 
     def went_back(self) -> None:
-        """A recovery is through: a step is rehearsed again."""
+        """Take note of a finished recovery: a step is rehearsed again."""
 
 
 class Doubts(Protocol):
-    """What becomes of data that a rank cannot read: is it bad everywhere, or only here?"""
+    """Decides about data unreadable for a rank: bad on every rank, or only on this rank?"""
 
     def failed(self, error: DataError, /) -> None:
-        """This rank has met an error: bring all ranks into a recovery."""
+        """Note an error met by this rank, and bring all ranks into a recovery."""
 
     def compare(self) -> None:
-        """Collective, after that recovery. Raises DataError where the run, or this rank, ends."""
+        """Collective, after the recovery. Raises DataError if the run, or this rank, ends."""
 
 
 class Run(Protocol):
@@ -123,48 +124,48 @@ class Run(Protocol):
         """This rank's engine."""
 
     def between_steps(self) -> None:
-        """Collective, before a step: what is due, such as a checkpoint."""
+        """Collective, before a step: do the work due, such as a checkpoint."""
 
     def worth_saying(self, step: int, troubles: dict[int, str], /) -> dict[int, str]:
-        """The part of what slots have in trouble in a step that all ranks must know."""
+        """The part of `troubles`, found by slots in a step, to report to every rank."""
 
     def restart_clock(self) -> None:
-        """The time since the last step belongs to no step."""
+        """Exclude the time since the last step from the times of steps."""
 
     def step_finished(self) -> None:
-        """A step is done on this rank: count it, and tell when that is due."""
+        """Count a step finished on this rank, and report when a report is due."""
 
     def keep_best(self) -> None:
         """Collective, at a commit: keep the model as the best so far."""
 
     def keep(self) -> None:
-        """Collective, after the last step: see to it that a failure undoes no step any more."""
+        """Collective, after the last step: make sure no later failure undoes a step."""
 
     def went_back(self) -> None:
-        """A recovery is through: steps may have been undone."""
+        """Take note of a finished recovery: steps may have been undone."""
 
     def stop(self) -> None:
-        """Collective, at a commit: end the run on all ranks since one has asked for that.
+        """Collective, at a commit: end the run on all ranks, because a rank has asked to stop.
 
-        Returns where there is no reason to stop any more: all ranks then ask each other again. Does
-        not return otherwise, unless by StepAborted.
+        Returns if the reason to stop is gone: all ranks then ask each rank again. Otherwise `stop`
+        does not return, and raises StepAborted after a failure.
         """
 
 
 class StepLoop(Generic[Batch]):
-    """One rank's loop over the steps of a run, whatever dies on the way.
+    """One rank's loop over the steps of a run, through all failures.
 
-    It gives the slots that this rank runs, step by step: none on a rank without. All that ranks do
-    together happens while the next step is fetched.
+    The loop yields the slots run by this rank, step by step: an empty list on a rank without slots.
+    Collective work between steps happens while the caller fetches the next step.
 
-    - `due`: what is done between steps. `finish()`, collective: what comes after the last one; a
-      failure in it may bring the loop back to training.
+    - `due`: the work between steps. `finish()`, collective: the work after the last step; a failure
+      in `finish()` may bring the loop back to training.
     - `heard()`: called after each step and each recovery, before the run counts the step: notes on
       steps have become known.
-    - `doubts`: what becomes of a DataError; None for an error like any other.
-    - `skips`: whether a step is skipped, on all ranks, in which a slot is in trouble.
-    - `rehearsal`: what comes before a step, None for nothing.
-    - `ends_at()`: before which step this rank wants training to end, a later one; -1 for none.
+    - `doubts`: decides about a DataError; with `None` a DataError is an error like any other.
+    - `skips`: whether all ranks skip a step with trouble in a slot.
+    - `rehearsal`: the rehearsal before a step, `None` for no rehearsal.
+    - `ends_at()`: the later step before which this rank wants training to end; -1 for no wish.
     """
 
     def __init__(
@@ -188,11 +189,11 @@ class StepLoop(Generic[Batch]):
         self._computed: Computed[SlotResult] = Computed()
 
     def __iter__(self) -> Iterator[list[SlotStep[Batch]]]:
-        """The slots of every step; those of steps that are redone once more.
+        """Yield the slots of every step; again for a step redone.
 
-        Raises Unrecoverable on every rank when too much is lost, and what the run raises.
+        Raises Unrecoverable on every rank when too much is lost, and all errors raised by the run.
         """
-        # some may have come through it, and are in a recovery of the loop's by now
+        # if `resume` met a failure: ranks past `resume` by then have a recovery of this loop
         recovered = self._engine.recovery.began_with_one
         while True:
             try:
@@ -213,7 +214,7 @@ class StepLoop(Generic[Batch]):
             self.went_back()
 
     def went_back(self) -> None:
-        """After every recovery: steps may have been undone, and notes have become known."""
+        """Reset after every recovery: steps may have been undone, and notes have become known."""
         if not self._batches.went_back():
             self._kept.clear()
         self._due.went_back()
@@ -225,7 +226,7 @@ class StepLoop(Generic[Batch]):
     def _to_the_end(self, heard: bool) -> Iterator[list[SlotStep[Batch]]]:
         """Train to the end of the steps.
 
-        Unless all have `heard` in a recovery whether one asks to stop, they ask each other first.
+        Ranks first ask all ranks about a stop, unless all have `heard` the answer in a recovery.
         """
         engine = self._engine
         if not heard:
@@ -237,7 +238,7 @@ class StepLoop(Generic[Batch]):
             if self._due.is_due(engine.step):
                 if self._due.do():
                     break
-                continue  # a rank that a failure finds past this begins with between_steps, too
+                continue  # a rank with a failure past here returns to between_steps too
             if self._rehearsal is not None and self._rehearsal.is_due(engine.step):
                 yield from self._rehearsal.run()
             yield from self._step()
@@ -252,7 +253,7 @@ class StepLoop(Generic[Batch]):
         self._heard()
 
     def _stop(self) -> bool:
-        """Stop. Where there is no reason any more, returns whether a failure has come between."""
+        """Stop the run; if no reason to stop is left, return whether a failure has come between."""
         try:
             self._run.stop()
         except StepAborted:
@@ -298,14 +299,14 @@ class StepLoop(Generic[Batch]):
         )
 
     def _stops_before(self, step: int) -> bool:
-        """Whether something comes between a step and the one before."""
+        """Whether collective work comes between a step and the step before."""
         rehearsed = self._rehearsal is not None and self._rehearsal.is_due(step)
         return rehearsed or self._due.is_due(step)
 
     def _compute(
         self, asked: dict[int, Batch]
     ) -> Generator[list[SlotStep[Batch]], None, dict[int, SlotResult]]:
-        """Look up rows and have slots computed; results of before a failure are kept."""
+        """Look up rows and have slots computed; results from before a failure are kept."""
         engine, step = self._engine, self._engine.step
         self._computed.begin(engine)
         rows = {slot: self._batches.rows(batch) for slot, batch in asked.items()}
@@ -322,7 +323,7 @@ class StepLoop(Generic[Batch]):
         return {slot: self._computed[slot] for slot in asked}
 
     def _asked(self, step: int) -> dict[int, Batch]:
-        """The batch of every slot that this rank runs; those of steps around are kept."""
+        """The batch of every slot run by this rank; batches of neighboring steps are kept."""
         engine = self._engine
         for slot in engine.slots:
             if (step, slot) not in self._kept:

@@ -1,4 +1,4 @@
-"""Bytes that a rank gives to files, and to other ranks by the phase in which they were sent."""
+"""Bytes given by a rank to files, and to other ranks by the phase of sending."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ecrm.transport.base import Transport
 
 
 class Traffic:
-    """Watches how a transport's `sent_bytes` grow from phase to phase.
+    """Counts how a transport's `sent_bytes` grow from phase to phase.
 
-    What comes before the first phase is `start`.
+    Bytes sent before the first phase count as `start`.
 
-    A step begins with the phase `input`. What evaluation and the end of the run send is put down to
-    them until then, although they look up rows as a step does.
+    A step begins with the phase `input`. Until the next `input`, all bytes sent by an evaluation or
+    the end of the run count as `evaluate` or `finish`, although both look up rows as a step does.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -24,7 +24,7 @@ class Traffic:
         self._sent: Counter[str] = Counter()
 
     def phase(self, name: str) -> None:
-        """`name` begins, and whatever was going on has ended."""
+        """Begin the phase `name`, and end the phase before."""
         if name == "input":
             self._outside = None
         elif name in ("evaluate", "finish"):
@@ -38,17 +38,17 @@ class Traffic:
 
     @property
     def sent(self) -> dict[str, int]:
-        """Bytes sent to other ranks so far, by phase; phases that sent none are left out."""
+        """Bytes sent to other ranks so far, by phase; phases without bytes are left out."""
         self._begin(self._phase)
         return {name: count for name, count in self._sent.items() if count}
 
 
 def gather(transport: Transport, sent: dict[str, int], written: int) -> list[dict[str, Any]]:
-    """Collective: what every live rank has sent and written, in the order of their numbers.
+    """Collective: bytes sent and written by every live rank, in the order of rank numbers.
 
-    Of each rank {"rank", "sent", "shared", "written", "kernels"}. `shared` are the bytes of that
-    which went through shared memory; `kernels` is as `taken` tells it. Raises PeerFailure as
-    transport calls do.
+    Of each rank {"rank", "sent", "shared", "written", "kernels"}. `shared` is the part of the sent
+    bytes passed through shared memory; `kernels` is the return value of `taken`. Raises PeerFailure
+    like every transport call.
     """
     in_shared = 0 if transport.shared_memory is None else transport.shared_memory.shared_bytes
     mine = {

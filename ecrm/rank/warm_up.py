@@ -1,4 +1,4 @@
-"""Kernels for the GPU, compiled before a run begins, so that no step waits for one."""
+"""Kernels for the GPU, compiled before a run begins, to keep steps from waiting."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def warm_up_kernels(
     features: int | None,
     say_on_first: Callable[[str], None],
 ) -> None:
-    """Collective: compile what the run needs on this rank's GPU, and say how long it took.
+    """Collective: compile the kernels needed on this rank's GPU, and print the time taken.
 
-    `features` is how many embeddings of a sample the built-in model multiplies on the GPU, None for
-    none. A rank without a GPU has nothing to do.
+    `features` is the number of embeddings of a sample multiplied by the built-in model on the GPU,
+    `None` for none. A rank without a GPU compiles no kernels.
     """
     devices = [device_of(config, name) for name in DEVICES]
     used = [device for device in devices if device.type == "cuda"]
@@ -44,7 +44,7 @@ def warm_up_kernels(
 
 
 def shapes_of(spaces: Iterable[RowSpace], optimizer: str, features: int | None) -> list[Shapes]:
-    """The different shapes of row spaces; `optimizer` is that of spaces without their own."""
+    """The different shapes of row spaces; `optimizer` is for spaces without an own optimizer."""
     found = set()
     for space in spaces:
         own = space.optimizer
