@@ -49,9 +49,7 @@ class LossScaler:
 
     def update(self, skipped: bool) -> None:
         """End a step: the step was `skipped` for a gradient that is not finite, or done."""
-        self.scaler.scale(
-            torch.zeros_like(self._stand_in)
-        )  # it makes memory at first use
+        self.scaler.scale(torch.zeros_like(self._stand_in))  # it makes memory at first use
         self._stand_in.grad = torch.full_like(self._stand_in, float("inf") if skipped else 0.0)
         self.scaler.step(self._optimizer)
         self.scaler.update()
