@@ -1,7 +1,6 @@
 """Training of recommendation models whose embedding tables survive the death of servers.
 
-What scripts use is here: `import ecrm`, then `ecrm.Session`. Nothing heavy is loaded before it is
-used.
+Scripts use `import ecrm`, then `ecrm.Session`. Nothing heavy is loaded before its first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The errors that a user may see, and every exit code of the program.
 
-The first line of an error's docstring is its line in docs/reference/exit-codes.md.
+The first line of an error's docstring is the error's line in docs/reference/exit-codes.md.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ENDINGS = {
     "A run that could still stop in order left `stopped.json` in its folder.",
     BROKEN_PIPE_EXIT_CODE: "The reader of the output has gone, as in `ecrm config | head -1`.",
 }
-"""Exit codes that are no error's, and what they mean."""
+"""Exit codes of endings without an error, and their meaning."""
 
 
 class EcrmError(Exception):
-    """The command failed for a reason that has no code of its own. The message is one line.
+    """The command failed for a reason without an exit code of its own. The message is one line.
 
     The program ends with `exit_code`.
     """
@@ -30,14 +30,14 @@ class EcrmError(Exception):
     exit_code = 1
     told = False  # whether the user has been told already
     speaker: int | None = None
-    """The rank that tells the user, where all ranks end with this error; else None."""
+    """Set if all ranks end with this error: the rank that tells the user."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is `wrong`, and the ways out of it: {config key: value} each.
+    """A problem, in words as `wrong`, and the ways out: a {config key: value} per way.
 
-    `otherwise` is a way out that is not a config key.
+    `otherwise` is a way out without a config key.
     """
 
     wrong: str
@@ -68,9 +68,9 @@ class Problem:
 
 
 class UsageError(EcrmError):
-    """Something that the user typed or supplied is wrong: an option, the config, a missing file.
+    """Something typed or supplied by the user is wrong: an option, the config, a missing file.
 
-    The message ends in the ways out, as `Problem` has them.
+    The message ends in the ways out, as in `Problem`.
     """
 
     exit_code = 2
@@ -81,7 +81,7 @@ class UsageError(EcrmError):
 
 
 class StrayRow(UsageError):
-    """A training loop asked for a row that no table has. The run ends on all ranks."""
+    """A training loop asked for a row outside all tables. The run ends on all ranks."""
 
 
 class Unrecoverable(EcrmError):
@@ -95,13 +95,13 @@ class LostTouch(Unrecoverable):
 
 
 class ParityMismatch(Unrecoverable):
-    """The last step is done, but the parity held is not that of the rows. Do not use the model."""
+    """The last step is done, but the parity held does not match the rows. Do not use the model."""
 
     exit_code = 5
 
 
 class NotFinite(Unrecoverable):
-    """A loss, or a value for a checkpoint, is NaN or infinite. The message says where it began."""
+    """A loss, or a value for a checkpoint, is NaN or infinite. The message names its origin."""
 
     exit_code = 6
 
@@ -131,7 +131,7 @@ class ReplicasDiffer(ScriptFailed):
 class DataError(EcrmError):
     """A file exists, but its content is damaged or cut short.
 
-    `rows` says where, from and to, if that is known.
+    `rows` is the damaged range, from and to, if known.
     """
 
     exit_code = 4
@@ -139,15 +139,15 @@ class DataError(EcrmError):
 
 
 class ChangedDataError(DataError):
-    """A batch that was made again is another one. The message names step and slot."""
+    """A batch made again has different data. The message names step and slot."""
 
 
 class StrayId(DataError, IndexError):
-    """A batch has an id that its table does not have. The message names feature, table and id."""
+    """A batch has an id outside its table. The message names feature, table and id."""
 
 
 def _typed(value: Any) -> str:
-    """A config value the way it is typed behind --set."""
+    """A config value as typed behind --set."""
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_typed, value)) + "]"
     if isinstance(value, bool):

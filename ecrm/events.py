@@ -1,7 +1,7 @@
-"""Every event of events.jsonl: its meaning, its fields, their types and units.
+"""Every event of events.jsonl: meaning, fields, types and units.
 
-Whoever emits an event makes a dict of `event` (a name of EVENTS) and exactly the fields that are
-listed here. The run folder adds `time`. docs/reference/events.md is made from this module.
+The writer of an event makes a dict of `event` (a name of EVENTS) and exactly the fields listed in
+this module. The run folder adds `time`. docs/reference/events.md is made from this module.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ TYPES: dict[str, tuple[type, ...]] = {
     "list": (list, tuple),
     "object": (dict,),
 }
-"""The types of fields, in the words of JSON, and what they are in Python."""
+"""The types of fields, in the words of JSON, with the Python types."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One field of an event: a type of TYPES, what it means, and its unit, "" where it has none.
+    """One field of an event: a type of TYPES, a meaning, and a unit, "" without a unit.
 
-    `null` fields may be None. `optional` ones may be left out. `parts` are the fields of an object,
-    or of each object of a list; without them its content is not described.
+    `null` fields may be None. `optional` fields may be left out. `parts` are the fields of an
+    object, or of each object of a list; without parts the content is not described.
     """
 
     type: str
@@ -39,7 +39,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Event:
-    """What an event means, in one sentence, and its fields besides `time` and `event`."""
+    """The meaning of an event, in one sentence, and all fields but `time` and `event`."""
 
     meaning: str
     fields: Mapping[str, Field]
@@ -382,7 +382,7 @@ EVENTS: dict[str, Event] = {
 
 
 def check_event(event: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a line of events.jsonl is as EVENTS says: name, fields, types."""
+    """Raise ValueError unless a line of events.jsonl matches EVENTS: name, fields, types."""
     name = event.get("event")
     if name not in EVENTS:
         raise ValueError(f"no event of ecrm/events.py: {event}")
@@ -393,7 +393,7 @@ def check_event(event: Mapping[str, Any]) -> None:
 
 
 def problems(known: Mapping[str, Field], given: Mapping[str, Any]) -> list[str]:
-    """What is wrong with an object that should have the `known` fields, a line each."""
+    """The problems of an object that should have the `known` fields, a line each."""
     wrong = [
         f"{name} is missing"
         for name, wanted in known.items()

@@ -1,6 +1,7 @@
-"""Every file that ECRM leaves: its name, its format, what is in it, who writes it and when.
+"""Every file left by ECRM: its name, format and content, its writer and time of writing.
 
-docs/reference/files.md is made from this module. Tests hold finished run folders to it.
+docs/reference/files.md is made from this module. Tests compare finished run folders with the
+module.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 from ecrm.events import EVENTS, RESTORED, SLOT_FAILED, Field, problems
 
 REPORTER = "the reporting rank"
-"""The lowest rank that holds the dense model: `View.reporter`."""
+"""The lowest rank with a dense replica: `View.reporter`."""
 
 
 @dataclass(frozen=True)
 class File:
-    """Files of one kind. `written` says who writes them and when.
+    """Files of one kind. `written` names the writer and the time of writing.
 
     A `*` in `name` stands for any text without a slash.
     """
@@ -379,7 +380,7 @@ STOPPED: Mapping[str, Field] = {
 
 
 def undescribed(folder: Path) -> list[str]:
-    """The files in a run folder that RUN, CHECKPOINT and MAPPED do not describe.
+    """The files in a run folder not described by RUN, CHECKPOINT and MAPPED.
 
     Drafts do not count.
     """
@@ -390,7 +391,7 @@ def undescribed(folder: Path) -> list[str]:
 
 
 def check_summary(summary: Mapping[str, Any], known: Mapping[str, Field] = SUMMARY) -> None:
-    """Raise ValueError unless summary.json, or stopped.json, has the fields that are `known`."""
+    """Raise ValueError unless summary.json, or stopped.json, matches the `known` fields."""
     if wrong := problems(known, summary):
         raise ValueError("; ".join(wrong))
 

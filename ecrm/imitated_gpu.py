@@ -1,14 +1,15 @@
-"""A GPU imitated in the memory of the CPU, so that code for one is tested without one.
+"""A GPU imitated in the memory of the CPU, to test GPU code without a GPU.
 
-A tensor on it says that it is on `cuda:0`. It refuses what a tensor there cannot do: to be read as
-numpy, and to be computed with together with a tensor of the host. It is stricter than a GPU in one
-point: an index on the host is refused, too, for behind it hides a copy for which the GPU waits.
-Only `to`, `cpu` and `copy_` bring values from one side to the other, and they always copy.
+A tensor on the imitated GPU says that its device is `cuda:0`. The tensor refuses operations that a
+GPU tensor refuses: reading as numpy, and computing together with a tensor of the host. In one point
+it is stricter than a GPU: an index on the host is refused, too, as the index hides a copy for which
+the GPU waits. Only `to`, `cpu` and `copy_` bring values from one side to the other, and all three
+always copy.
 
-Memory of the host is pinned or registered, or it is neither, as with a GPU. That decides whether a
-copy is waited for. A copy that reaches out of registered memory is refused, as by CUDA.
+Memory of the host is pinned, registered, or neither, as with a GPU. Pinning decides whether a copy
+is waited for. A copy reaching out of registered memory is refused, as by CUDA.
 
-Gradients of tensors on it are on it. A parameter gets there as on a GPU, by its `data`.
+Gradients of GPU tensors are on the GPU. A parameter gets to the GPU by its `data`, as in torch.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 _failing: list[str] = []
-"""What the GPU of this process fails with, if it does."""
+"""The kind of failure of this process's GPU, if any."""
 
 
 registered: dict[int, int] = {}
-"""Memory of the host that is registered with the imitated GPU, or pinned: bytes by address."""
+"""Memory of the host registered with the imitated GPU, or pinned: bytes by address."""
 
 SMALL = 1 << 16
-"""Bytes up to which CUDA takes a copy of memory that is not pinned with it, and does not wait."""
+"""Most bytes that CUDA copies from unpinned memory without waiting."""
 
 _imitating = [0]
 _interprets = [False]
@@ -75,10 +76,10 @@ def imitating() -> bool:
 
 
 def fail_from_now_on(kind: str) -> None:
-    """Have the imitated GPU fail whatever it is asked for from now on, for all of this process.
+    """Have every request to the imitated GPU fail from now on, for all of this process.
 
-    `kind`: "memory", there is none left; "lost", it is gone; "hang", it does nothing any more, and
-    who waits for it waits for ever.
+    `kind`: "memory", no memory is left; "lost", the GPU is gone; "hang", the GPU does nothing any
+    more, and a wait for the GPU never ends.
     """
     _failing[:] = [kind]
 
@@ -89,21 +90,21 @@ def works_again() -> None:
 
 
 def wait_for_gpu() -> None:
-    """Wait until the imitated GPU has done what it was given, which it has unless it hangs."""
+    """Wait until the imitated GPU has done its work: at once, unless the GPU hangs."""
     if _failing == ["hang"]:
         _wait_for_ever()
 
 
 class HostMemoryExpected(RuntimeError):
-    """A tensor of the imitated GPU came where only memory of the host will do."""
+    """Host memory was needed but a GPU tensor came, or a call mixed tensors of both sides."""
 
 
 class RegisteredInPart(RuntimeError):
-    """Memory of a copy is registered in part, or by two registrations: CUDA refuses it."""
+    """Memory of a copy is registered in part, or by two registrations: CUDA refuses the copy."""
 
 
 class ChangedUnderCopy(RuntimeError):
-    """Memory of the host was changed while a copy to the GPU might still read it."""
+    """Memory of the host was changed while a copy to the GPU might still read the memory."""
 
 
 class ImitatedTensor(Tensor):
@@ -117,7 +118,7 @@ class ImitatedTensor(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What is called on such tensors by name."""
+        """Handle functions called by name on imitated tensors."""
         kwargs = dict(kwargs or {})
         if func in _SAYS:
             return _SAYS[func]
@@ -150,18 +151,18 @@ class ImitatedTensor(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What is computed with such tensors, also where autograd does."""
+        """Handle computations with imitated tensors, also inside autograd."""
         with torch._C._DisableTorchDispatch():
             result = func(*args, **(kwargs or {}))
         return _each(result, lambda plain: Tensor._make_subclass(ImitatedTensor, plain))
 
 
 class ImitatedParameter(ImitatedTensor, nn.Parameter):
-    """A parameter of a module that was moved to the imitated GPU."""
+    """A parameter of a module moved to the imitated GPU."""
 
 
 class _Factories(TorchFunctionMode):
-    """Makes tensors on the imitated GPU where a device is asked for."""
+    """Makes tensors on the imitated GPU if a call asks for its device."""
 
     def __torch_function__(
         self,
@@ -185,19 +186,19 @@ class _Factories(TorchFunctionMode):
             return _moved(func, args, kwargs)
         if not _is_gpu(kwargs.get("device")):
             return func(*args, **kwargs)
-        if func in (torch.tensor, torch.as_tensor):  # from ordinary memory, and not told to go on
+        if func in (torch.tensor, torch.as_tensor):  # from unpinned memory, and blocking
             wait_for_gpu()
         del kwargs["device"]
         result = func(*args, **kwargs)
-        # what a tensor is made like may be on the host
+        # the result, as of empty_like, may still be on the host
         return _tagged(result) if isinstance(result, Tensor) else result
 
 
 @contextmanager
 def imitated_gpu() -> Iterator[torch.device]:
-    """Imitate a GPU in this thread. Gives the device.
+    """Imitate a GPU in this thread. Yields the device.
 
-    Triton interprets kernels that are loaded meanwhile.
+    Triton interprets kernels loaded meanwhile.
     """
     _begin()
     try:
@@ -205,7 +206,7 @@ def imitated_gpu() -> Iterator[torch.device]:
             yield IMITATED_GPU
     finally:
         _imitating[0] -= 1
-        if _interprets[0] and not imitating():  # what is started later may have a real GPU
+        if _interprets[0] and not imitating():  # a process started later may have a real GPU
             os.environ.pop("TRITON_INTERPRET", None)
             _interprets[0] = False
 
@@ -228,7 +229,7 @@ def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _moved(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """What `to` or `cpu` gives: a copy where the device is another one."""
+    """The result of `to` or `cpu`: a copy if the device changes."""
     tensor: Tensor = args[0]
     given = [torch.device("cpu")] if func is Tensor.cpu else [*args[1:], *kwargs.values()]
     given += [argument.device for argument in given if isinstance(argument, Tensor)]
@@ -249,7 +250,7 @@ def _moved(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _copied(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """What `copy_` gives. A hung GPU is given it, and does not do it."""
+    """The result of `copy_`. A hung GPU gets the copy, but never makes the copy."""
     target, source = args[:2]
     non_blocking = bool(kwargs.get("non_blocking") or args[2:3] == (True,))
     to_gpu = isinstance(target, ImitatedTensor)
@@ -261,7 +262,7 @@ def _copied(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def _waits_for_copy(host: Tensor, to_gpu: bool, non_blocking: bool) -> None:
-    """Wait for a copy from or to memory of the host, if a GPU has the host wait for it.
+    """Wait for a copy between host and GPU, if a GPU makes the host wait for the copy.
 
     Raises RegisteredInPart.
     """
@@ -284,7 +285,7 @@ def _is_registered(host: Tensor) -> bool:
 
 
 def _pinned(memory: Tensor) -> Tensor:
-    """The same tensor, whose memory counts as pinned while anything uses it."""
+    """The same tensor; its memory counts as pinned as long as in use."""
     if memory.nbytes:
         registered[memory.data_ptr()] = memory.nbytes
         gone = weakref.finalize(memory.untyped_storage(), registered.pop, memory.data_ptr(), None)
@@ -293,7 +294,7 @@ def _pinned(memory: Tensor) -> Tensor:
 
 
 class _Move(torch.autograd.Function):
-    """To the imitated GPU or from there; gradients go the other way."""
+    """To or from the imitated GPU; gradients go the opposite way."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, to_gpu: bool) -> Tensor:
@@ -308,7 +309,7 @@ class _Move(torch.autograd.Function):
 
 
 def _become(tensor: Tensor, value: Tensor) -> None:
-    """Set the `data` of a tensor that was on the host: the same object is on the GPU then."""
+    """Set the `data` of a tensor on the host: the same object is on the GPU afterwards."""
     if isinstance(tensor, ImitatedTensor):
         _run(_SET_DATA, (tensor, value), {})
         return
@@ -318,7 +319,7 @@ def _become(tensor: Tensor, value: Tensor) -> None:
 
 
 def _picks_by_mask(func: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether how much is picked of a tensor depends on what a mask holds."""
+    """Whether the number of picked elements depends on the content of a mask."""
     if func is not Tensor.__getitem__:
         return False
     places = args[1] if isinstance(args[1], (tuple, list)) else [args[1]]
@@ -335,7 +336,7 @@ def _fail_if_told() -> None:
 
 
 def _wait_for_ever() -> NoReturn:
-    """As a call of C that never comes back. Other threads run Python meanwhile, as torch has it."""
+    """Wait like a C call that never returns. Meanwhile Python threads go on, as under torch."""
     sleep = ctypes.CDLL(None).sleep
     while True:
         sleep(1_000_000)
@@ -355,7 +356,7 @@ def _tagged(result: Any) -> Any:
 
 
 def _each(result: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A result of torch with each tensor changed that is not on the GPU."""
+    """A result of torch with `change` applied to each tensor not on the GPU."""
     if isinstance(result, Tensor):
         return result if isinstance(result, ImitatedTensor) else change(result)
     if isinstance(result, (tuple, list)):
@@ -365,7 +366,7 @@ def _each(result: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _refuse_mixed(func: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    """Refuse tensors of both sides; a single number of the host may be computed with."""
+    """Refuse tensors of both sides; only a single number of the host is allowed."""
     on_host = [
         tensor
         for tensor in _tensors(arguments)

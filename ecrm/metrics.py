@@ -11,8 +11,8 @@ _SIGN = np.uint32(1 << 31)
 def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
     """Exact probability that a positive scores above a negative, ties counting half.
 
-    `labels` 0 or 1 [N], `scores` [N], any real dtype. None without both classes, or where a score
-    is not finite.
+    `labels` 0 or 1 [N], `scores` [N], any real dtype. None without samples of both classes, or if a
+    score is not finite.
     """
     positives = int(labels.sum())
     negatives = labels.size - positives
@@ -34,9 +34,8 @@ def logit_losses(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
 def bins_of(scores: np.ndarray) -> np.ndarray:
     """The bin of each finite score, int64 [N] in 0 to `AUC_BINS` - 1, ascending with the score.
 
-    A bin is what floats share in their upper 20 bits: sign, exponent and 11 bits of mantissa, so it
-    is at most 2^-11 of its scores wide, whatever their scale. Equal scores, both zeros among them,
-    share a bin.
+    Floats of a bin share the upper 20 bits: sign, exponent and 11 bits of mantissa. So a bin is at
+    most 2^-11 of its scores wide, at any scale. Equal scores, also +0 and -0, share a bin.
     """
     bits = (scores.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0 + 0 is 0
     ordered = np.where(bits & _SIGN, ~bits, bits | _SIGN)
@@ -44,9 +43,9 @@ def bins_of(scores: np.ndarray) -> np.ndarray:
 
 
 class Histogram:
-    """Counts of scores by label and bin, from which the AUC is taken.
+    """Counts of scores by label and bin, for the AUC.
 
-    They take 16 MB and do not depend on the order of counting.
+    The counts take 16 MB and do not depend on the order of counting.
     """
 
     def __init__(self) -> None:
@@ -57,30 +56,30 @@ class Histogram:
         np.add.at(self._counts, bins_of(scores) + labels.astype(np.int64) * AUC_BINS, 1)
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """Places that are not zero and their counts, int64 each."""
+        """Indices of nonzero counts, and the counts, int64 each."""
         places = np.flatnonzero(self._counts)
         return places, self._counts[places]
 
     def merge(self, places: np.ndarray, counts: np.ndarray) -> None:
-        """Add what another histogram has exported."""
+        """Add the exported counts of another histogram."""
         self._counts[places] += counts
 
     @property
     def samples(self) -> int:
-        """How many have been counted."""
+        """The number of counted samples."""
         return int(self._counts.sum())
 
     @property
     def positives(self) -> int:
-        """How many of them had the label 1."""
+        """The number of counted samples with label 1."""
         return int(self._counts[AUC_BINS:].sum())
 
     def auc(self) -> tuple[float | None, float | None]:
-        """The AUC, and how far it may be from the exact one; (None, None) without both classes.
+        """The AUC, and its largest distance from the exact AUC; (None, None) without both classes.
 
-        Scores of one bin are taken as ties. The exact AUC counts each pair of a positive and a
-        negative in one bin as 0, a half or 1; this one counts a half. So they differ by at most
-        half the share of such pairs.
+        Scores of one bin are taken as ties. The exact AUC counts a pair of a positive and a
+        negative in one bin as 0, a half or 1; the histogram counts a half. So the two differ by at
+        most half the share of such pairs.
         """
         negatives, positives = self._counts.reshape(2, AUC_BINS).astype(np.float64)
         pairs = negatives.sum() * positives.sum()

@@ -1,4 +1,4 @@
-"""Modules for models of one's own."""
+"""Modules for a user's own models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["DotInteraction"]
 class DotInteraction(nn.Module):
     """DLRM's dot interaction, in the place of TorchRec's InteractionArch, by `dot_interaction`.
 
-    With a `collection` of the model it also takes the ids themselves. Inside a session it then
-    multiplies the fetched rows, and pools none, where each bag has one id and all tables have one
-    optimizer. Elsewhere it pools as the collection does. The collection stays where it is in the
-    model: it is no part of this module.
+    With a `collection` of the model it also takes the ids themselves. Inside a session, with one id
+    per bag and the same optimizer for all tables, it multiplies the fetched rows and pools nothing.
+    Elsewhere it pools like the collection. The collection stays in its place in the model, and is
+    no part of this module.
 
     Legend: B samples, F features, D floats of a row.
     """

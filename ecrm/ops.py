@@ -1,4 +1,4 @@
-"""Differentiable operations on embedding rows, for models of one's own."""
+"""Differentiable operations on embedding rows, for a user's own models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dot_interaction(dense: Tensor, rows: Tensor, places: Tensor | None = None) -
     """
     if places is None:
         samples, features, _ = rows.shape
-        if not samples:  # of which the kernel could not tell how many features there are
+        if not samples:  # without samples the kernel cannot tell the number of features
             nothing = dense.new_zeros(0, dense.shape[1] + features * (features + 1) // 2)
             return nothing + dense.sum() + rows.sum()
         rows = rows.reshape(samples * features, -1)
@@ -64,9 +64,9 @@ class _Interact(torch.autograd.Function):
 
 
 interact: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = _Interact.apply
-"""The same with `sums`, [U, D], contiguous: the memory for the gradients of rows."""
+"""The dot interaction with `sums`, [U, D], contiguous: the memory for the gradients of rows."""
 
 
 def unshared(sums: Tensor | None) -> Tensor | None:
-    """The same memory as a new tensor: autograd copies a tensor that is held elsewhere too."""
+    """The same memory as a new tensor: autograd copies a tensor referenced elsewhere too."""
     return None if sums is None else sums.detach()

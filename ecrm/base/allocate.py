@@ -1,4 +1,4 @@
-"""Where tensors that grow with the tables get their memory."""
+"""Memory for tensors that grow with the tables."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from torch import Tensor
 CPU = torch.device("cpu")
 
 Allocate = Callable[..., Tensor]
-"""(*shape, dtype=np.float32) -> memory for a tensor of that shape."""
+"""(*shape, dtype=np.float32) -> memory for a tensor of the shape."""
 
 UNTOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Flags of a mapping of which the system counts the pages that are used, and no others.
+"""Flags of a mapping for which the system counts only used pages.
 
-Python 3.11 does not name the last one of <asm-generic/mman.h>.
+Python 3.11 has no name for the last flag, from <asm-generic/mman.h>.
 """
 
 FREED_SECONDS = 10.0
-"""How long memory of a GPU is asked for. A killed rank's is freed some time after its death."""
+"""Seconds of trying for GPU memory: a killed rank's memory is freed some time after death."""
 
 _AGAIN_SECONDS = 0.1
 
 
 class ReusableBuffer:
-    """Memory for a matrix of so many `columns`, kept for the next one.
+    """Memory for a matrix with `columns` columns, kept for the next matrix.
 
-    Where it is too small, `allocate` makes new memory, on `device`. It begins with so many `rows`.
+    If the memory is too small, `allocate` makes new memory. `rows` are allocated at once; without
+    rows the buffer begins empty, on `device`.
     """
 
     def __init__(
@@ -42,9 +43,9 @@ class ReusableBuffer:
         self._memory = allocate(rows, columns) if rows else torch.empty(0, columns, device=device)
 
     def of(self, rows: int) -> Tensor:
-        """Float32 [rows, columns], contiguous, holding anything.
+        """Float32 [rows, columns], contiguous, with arbitrary content.
 
-        It is the memory of what the last call returned.
+        The result shares memory with the result of the last call, unless the buffer had to grow.
         """
         if rows > len(self._memory):
             self._memory = self._allocate(rows + rows // 4, self._memory.shape[1])
@@ -52,13 +53,14 @@ class ReusableBuffer:
 
 
 def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
-    """Zeros whose memory the system hands out page by page as it is used.
+    """Zeros whose memory the system hands out page by page on first use.
 
-    torch.zeros writes all of it at once.
+    torch.zeros writes all the memory at once.
 
-    Not np.zeros either: numpy asks for huge pages, of which one row updated takes 2 MiB. Begins at
-    a page. Core dumps leave it out: a rank that crashes counts as alive until its dump is written.
-    Forks do not have it: pages that both had would be copied as soon as they are written.
+    Not np.zeros either: numpy asks for huge pages, and one updated row takes 2 MiB of huge pages.
+    Begins at a page. Core dumps leave the memory out: a crashing rank counts as alive until its
+    dump is written. Forked processes do not get the memory: pages shared with a fork would be
+    copied on each first write.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = mmap.mmap(-1, max(size, 1), flags=UNTOUCHED)
@@ -69,15 +71,15 @@ def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
 
 @dataclass(frozen=True)
 class ZerosOn:
-    """Allocates on a device, where a record is to lie in one row, with padding.
+    """Allocates on a device, with each record in one row, with padding.
 
-    All memory is real at once, but on the CPU: there it is that of `lazy_zeros`.
+    On a GPU all memory is taken at once. On the CPU the memory is from `lazy_zeros`.
     """
 
     device: torch.device
 
     def __call__(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        """Zeros of that shape. Raises torch.OutOfMemoryError after FREED_SECONDS without."""
+        """Zeros of the shape. Raises torch.OutOfMemoryError after FREED_SECONDS without memory."""
         if self.device.type == "cpu":
             return lazy_zeros(*shape, dtype=dtype)
         of_torch = torch.from_numpy(np.empty(0, dtype)).dtype

@@ -1,4 +1,4 @@
-"""Output that appears under its name only when it is complete and on disk."""
+"""Output that appears under its name only when complete and on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _USERS_MISTAKE = {
     errno.ELOOP,
 }
 
-# a cluster's file system may not have them
+# a cluster's file system may not have locks
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -43,9 +43,9 @@ def _write_errors(target: Path) -> Iterator[None]:
 
 
 def _beside(target: Path, ending: str) -> Path:
-    """The hidden name next to `target` with that ending.
+    """The hidden name next to `target` with the given ending.
 
-    Raises `UsageError` for the root folder: nothing can stand next to it.
+    Raises `UsageError` for the root folder: nothing can stand next to the root.
     """
     if not target.name:
         raise UsageError(f"{target}: cannot be written: it is the root folder; name one in it")
@@ -53,9 +53,9 @@ def _beside(target: Path, ending: str) -> Path:
 
 
 def _make_parent(target: Path) -> None:
-    """Make the directory that `target` is to stand in, if it is missing.
+    """Make the parent directory of `target`, if missing.
 
-    Raises `UsageError` where a file is in the way.
+    Raises `UsageError` if a file is in the way.
     """
     existing = next(path for path in target.parents if path.exists())
     if not existing.is_dir():
@@ -66,8 +66,8 @@ def _make_parent(target: Path) -> None:
 def _lock(descriptor: int) -> None:
     """Lock an open file or directory, if its file system has locks.
 
-    A holder that is dead is waited for: the system takes its memory back before its lock. Raises
-    BlockingIOError if another process holds the lock.
+    Waits for a dying holder: the system takes back the holder's memory before the lock. Raises
+    BlockingIOError if another process holds the lock for longer than `patience`.
     """
     began = time.monotonic()
     while True:
@@ -87,7 +87,7 @@ def _lock(descriptor: int) -> None:
 def _claim(path: Path, target: Path) -> int:
     """Lock the staging directory or file at `path`, and return its descriptor.
 
-    A file is made if nothing is there. Raises `UsageError` if another process holds the lock.
+    A missing file is made. Raises `UsageError` if another process holds the lock.
     """
     flags = (
         os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
@@ -95,7 +95,7 @@ def _claim(path: Path, target: Path) -> int:
     descriptor = os.open(path, flags, 0o666)
     try:
         _lock(descriptor)
-        # Its former holder may have renamed it to its final name between our open and our lock.
+        # The former holder may have renamed the file between our open and our lock.
         if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
             raise BlockingIOError
     except (BlockingIOError, FileNotFoundError):
@@ -117,7 +117,7 @@ def sync_directory(path: Path) -> None:
 
 
 def _empty(directory: Path) -> None:
-    """Remove what a killed process left in its staging directory."""
+    """Remove the files left by a killed process in its staging directory."""
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -129,12 +129,12 @@ def _empty(directory: Path) -> None:
 def staged_directory(target: Path, check: Callable[[], None]) -> Iterator[Path]:
     """Let the body fill a directory, which becomes `target` when the body succeeds.
 
-    The directory stands next to `target` until it is renamed. `check` is called before the body and
-    raises if `target`, as it then stands, must not be replaced. The body syncs the files it writes.
-    If the body raises, its directory is removed and `target` is as it was. If the process is
-    killed, the next call clears up. Replacing takes two renames: a process killed between them
-    leaves the old directory as `.NAME.replaced`, which the next call moves back. Raises
-    `UsageError` or `EcrmError` instead of OSError, also for those of the body.
+    The directory stands next to `target` until the rename. `check` is called before the body and
+    raises if the present `target` must not be replaced. The body syncs the files it writes. If the
+    body raises, its directory is removed and `target` is as before. After a killed process, the
+    next call clears up. Replacing takes two renames: a process killed between the renames leaves
+    the old directory as `.NAME.replaced`, which the next call moves back. Raises `UsageError` or
+    `EcrmError` instead of OSError, also for an OSError of the body.
     """
     staged = _beside(target, "preparing")
     displaced = _beside(target, "replaced")
@@ -168,9 +168,9 @@ def staged_directory(target: Path, check: Callable[[], None]) -> Iterator[Path]:
 def staged_file(target: Path) -> Iterator[BinaryIO]:
     """Let the body write a file, which replaces `target` when the body succeeds.
 
-    The file stands next to `target` until it is renamed. If the body raises, what it wrote is
-    removed and `target` is as it was. Raises `UsageError` or `EcrmError` instead of OSError, also
-    for those of the body.
+    The file stands next to `target` until the rename. If the body raises, the new file is removed
+    and `target` is as before. Raises `UsageError` or `EcrmError` instead of OSError, also for an
+    OSError of the body.
     """
     staged = _beside(target, "writing")
     with _write_errors(target):

@@ -1,4 +1,4 @@
-"""What a command prints while it works: lines, how far it is, and what it waits for."""
+"""Output of a command at work: lines, progress, and the reasons for waiting."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from ecrm.base.wording import duration
 
 PATIENCE_SECONDS = 2.0
 AGAIN = 5
-"""A wait that lasts is told again after so many times the seconds of the last time."""
+"""A lasting wait is told again after this many times the seconds of the last line."""
 
 TERMINAL_SECONDS = 0.2
 
 
 def say(text: str) -> None:
-    """Print a line; a terminal that is gone costs the line, not the run."""
+    """Print a line; a lost terminal costs the line, not the run."""
     with contextlib.suppress(OSError):
         print(text, flush=True)
 
 
 class Progress:
-    """Says how far a command is: one refreshed line on a terminal, or one every `plain_seconds`.
+    """Shows a command's progress: a refreshed line on a terminal, or one every `plain_seconds`.
 
-    `noun` is what is counted. As a context manager it leaves a terminal without the refreshed line,
-    however the body ends. `clock` returns seconds and is an argument so that tests need not wait.
+    `noun` names the counted things. As a context manager it removes the refreshed line from a
+    terminal at the end of the body, also after an error. `clock` returns seconds; a test passes its
+    own clock to avoid waiting.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class Progress:
         self.clear()
 
     def update(self, done: int, more: str, fraction: float | None) -> None:
-        """Show the state if it is time to.
+        """Show the state if the interval has passed.
 
-        `done` is how many were counted, `more` what else there is to say, `fraction` the share of
-        the work done, where that is known.
+        `done` is the count so far, `more` is further text, `fraction` the share of the work done,
+        None if unknown.
         """
         now = self._clock()
         if now - self._shown < self._interval_seconds:
@@ -63,7 +64,7 @@ class Progress:
         self._shown = now
         elapsed = now - self._began
         line = f"{self._verb}: "
-        if fraction:  # first: what does not fit a terminal is left out
+        if fraction:  # first: the end of the line is cut off on a narrow terminal
             line += f"{fraction:.0%}  ETA {duration(elapsed * (1 - fraction) / fraction)}  "
         line += f"{done:,} {self._noun}  {more}  {done / elapsed:,.0f} {self._noun}/s"
         if self._terminal:
@@ -75,20 +76,20 @@ class Progress:
         self._stream.flush()
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a lasting line."""
         self.clear()
         self._stream.write(text + "\n")
         self._stream.flush()
 
     def clear(self) -> None:
-        """Clear the refreshed line, if there is one."""
+        """Clear the refreshed line, if any."""
         if self._width:
             self._stream.write("\r" + " " * min(self._width, self._columns() - 1) + "\r")
             self._stream.flush()
             self._width = 0
 
     def _columns(self) -> int:
-        """Width of the terminal now: a longer line would be broken in two."""
+        """Present width of the terminal: a longer line would be broken in two."""
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or 80
         except OSError:
@@ -96,10 +97,11 @@ class Progress:
 
 
 class Waiting:
-    """Says what is waited for, if that takes long.
+    """Tells the reason for a long wait.
 
-    Call it as something begins, as in `waiting("reading the data")`; `say` gets the line, on a
-    thread. The wait ends as the next begins, or with `over()`, as with the end of a `with` block.
+    Call the object at the begin of a wait, as in `waiting("reading the data")`; `say` gets the
+    line, on a thread. The wait ends at the next call, with `over()`, or at the end of a `with`
+    block.
     """
 
     def __init__(self, say: Callable[[str], None], after: float = PATIENCE_SECONDS) -> None:
@@ -118,7 +120,7 @@ class Waiting:
         threading.Thread(target=self._tell, args=(what, self._over), daemon=True).start()
 
     def over(self) -> None:
-        """Nothing is waited for."""
+        """End the wait."""
         self._over.set()
 
     def _tell(self, what: str, over: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""How long the holder of a lock on a file is waited for."""
+"""The time to wait for the holder of a lock on a file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 LIVES_SECONDS, UNSEEN_SECONDS, DYING_SECONDS = 0.5, 5.0, 20.0
-"""How long a holder of the lock is waited for.
+"""Longest waits for a holder of the lock.
 
-That is a holder that runs on this machine, one that this machine does not see, and one that is dead
-here, whose memory the system takes back before the lock.
+The three are for a holder running on this machine, a holder not visible on this machine, and a dead
+holder on this machine, whose memory the system takes back before the lock.
 """
 
 POLL_SECONDS = 0.02
@@ -17,7 +17,7 @@ _PF_EXITING = 0x4  # linux/sched.h
 
 
 def patience(holder: int) -> float:
-    """Seconds to wait for a holder, a process of this machine; 0 is one that is not seen."""
+    """Seconds to wait for a holder, a process of this machine; 0 stands for an invisible holder."""
     if not holder:
         return UNSEEN_SECONDS
     try:
@@ -28,7 +28,7 @@ def patience(holder: int) -> float:
 
 
 def holder_of(descriptor: int) -> int:
-    """The process that holds a lock of flock(2) on an open file; 0 where that is not seen."""
+    """The process holding a flock(2) lock on an open file; 0 if not visible."""
     found = os.fstat(descriptor)
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:

@@ -1,4 +1,4 @@
-"""A file that a run reads for as long as it lasts."""
+"""A file read by a run until its end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ecrm.errors import DataError
 
 
 class OpenedFile:
-    """An open file, which must stay as it was when it was opened.
+    """An open file, which must not change after opening.
 
-    A file that another has replaced under its name is still here as it was. `known` are its device,
-    inode, size and time of change. Python closes the file with this object.
+    A file replaced under its name is still read in its old state. `known` has device, inode, size
+    and time of change. Python closes the file together with this object.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -22,7 +22,7 @@ class OpenedFile:
         self.known = self._now()
 
     def check(self) -> None:
-        """Raise DataError where the file has been written to, or cut, since it was opened."""
+        """Raise DataError if the file has been written to, or cut, since its opening."""
         if self._now() != self.known:
             raise DataError(
                 f"{self._path} has changed since this run opened it, and the run reads it to its "

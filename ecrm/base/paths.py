@@ -1,4 +1,4 @@
-"""Paths as people type them."""
+"""Paths as typed by people."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ecrm.errors import UsageError
 
 
 def typed_path(text: str | Path) -> Path:
-    """The path that a person has typed, ~ and ~NAME replaced by the home folder.
+    """The path typed by a person, with ~ and ~NAME replaced by the home folder.
 
-    A shell leaves ~ as it is after an equals sign, and in a config. Raises UsageError where there
-    is no such home folder.
+    A shell leaves ~ unchanged after an equals sign, and in a config. Raises UsageError if the home
+    folder is unknown.
     """
     try:
         return Path(text).expanduser()
@@ -20,5 +20,5 @@ def typed_path(text: str | Path) -> Path:
 
 
 def typed_path_text(text: str) -> str:
-    """The same, as text."""
+    """The typed path as text; only text beginning with ~ changes."""
     return str(typed_path(text)) if text.startswith("~") else text

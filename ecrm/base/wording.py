@@ -1,17 +1,17 @@
-"""Numbers with their nouns, as messages have them. Light: no torch."""
+"""Numbers with their nouns, for messages. Light: no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 MOST_SHOWN = 8
-"""The most things that a message lists."""
+"""The most things listed by a message."""
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """A count and what is counted, such as "1 rank" or "1,024 ranks".
+    """A count with its noun, such as "1 rank" or "1,024 ranks".
 
-    `plural` is for nouns that do not just take an s.
+    `plural` is for nouns with a plural other than an added s.
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
@@ -23,7 +23,7 @@ def named(noun: str, which: Iterable[object]) -> str:
 
 
 def listed(lines: Sequence[str]) -> str:
-    """The first of several things that differ, and how many more there are."""
+    """The first MOST_SHOWN of several lines, and the number of further lines."""
     more = f"; and {len(lines) - MOST_SHOWN} more" if len(lines) > MOST_SHOWN else ""
     return "; ".join(lines[:MOST_SHOWN]) + more
 
@@ -38,5 +38,5 @@ def duration(seconds: float) -> str:
 
 
 def survives_in_words(failures: int) -> str:
-    """How many more failures a run can survive."""
+    """The number of further failures that a run can survive, in words."""
     return f"can survive {failures:,} more at once"

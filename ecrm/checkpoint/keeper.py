@@ -184,10 +184,11 @@ class Checkpoints:
             self._see_through()
         trouble = ""
         with engine.recovery.recovering():
-            # one rank alone changes the folder; all ranks must see the same folder
+            # only the reporter writes the run folder
             if engine.rank == engine.view.reporter:
                 trouble = self._mark_best(engine.step)
             troubles = engine.state.transport.gather(trouble, "the best model was kept")
+        # the model is unharmed, so training goes on without `best`
         if why := troubles[engine.view.reporter]:
             self._tell({"event": "checkpoint_failed", "step": engine.step, "why": why})
 
@@ -278,6 +279,7 @@ class Checkpoints:
             clocks = engine.state.transport.gather(
                 self._clock() - self._last_at, "clocks were compared"
             )
+        # clocks of ranks differ: all ranks take the lowest rank's
         gone, wanted = float(clocks[min(clocks)]), 60 * self._policy.every_minutes
         per_step = gone / (step - last)
         self._look_at = step + max(
@@ -344,6 +346,7 @@ class Checkpoints:
         """
         engine, began = self._engine, self._clock()
         mine = [part.entries, part.trouble, part.finite]
+        # after a death `gather` raises on some ranks: no rank may count alone
         said = engine.state.transport.gather(mine, "a checkpoint was counted")
         self.written_bytes += sum(entry["bytes"] for entry in part.entries)
         troubles = [f"rank {rank}: {trouble}" for rank, (_, trouble, _) in said.items() if trouble]
@@ -368,6 +371,7 @@ class Checkpoints:
             evaluations=self._evaluations(part.step),
         )
         written = [manifest.dense, ""]
+        # the manifest makes the checkpoint complete, so a single rank publishes
         if reports:
             try:
                 part.name_dense()
@@ -379,8 +383,10 @@ class Checkpoints:
             # not raised: all ranks must learn of the missing manifest
             except OSError as error:
                 written[1] = f"cannot write {self._folder.path}: {error.strerror or error}"
+        # after a death the manifest may be on disk all the same: `_settle` reads the folder again
         published = engine.state.transport.gather(written, "a checkpoint was published")
         dense, trouble = published[engine.view.reporter]
+        # without a manifest the written parts are no checkpoint
         if trouble:
             return self._failed(trouble, written=True)
         self._part, self._last_at, self._look_at, self._kept = None, self._clock(), 0, manifest.step
@@ -410,10 +416,10 @@ class Checkpoints:
         files. The notes of touched rows are lost too: the next checkpoint is full.
         """
         step, self._why = self._engine.step, why
-        # a writer may still be at work: cancelled, the writer skips its remaining windows
+        # a writer may still be at work; once cancelled, it skips the remaining windows
         if self._part is not None:
             step, self._part.cancelled = self._part.step, True
-        # while a rank still writes, the folder must stay; one rank alone removes the folder
+        # a folder with a writer at work must stay; the reporter alone removes folders
         if written and self._engine.rank == self._engine.view.reporter:
             with contextlib.suppress(OSError):
                 self._folder.give_up(step)

@@ -94,7 +94,7 @@ class LostRows:
                     raise DataError(f"{file}: {error.strerror}") from None
 
     def _pieces_of(self, file: Path, space: int, manifest: Manifest) -> Iterator[Piece]:
-        """This shard's rows among every FRAME_ROWS or more rows of a file, as one piece.
+        """Yield a piece for every FRAME_ROWS or more rows of a file: the shard's rows among them.
 
         Frames may be much smaller than FRAME_ROWS.
         """

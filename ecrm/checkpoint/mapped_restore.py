@@ -85,6 +85,7 @@ def _on_all(transport: Transport, action: Callable[[], Any]) -> Any:
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}"
     for rank, text in _share(transport, problem).items():
+        # all ranks have the same reports, so all raise the same error
         if text:
             failure = DataError(text)
             failure.speaker = rank
@@ -93,5 +94,5 @@ def _on_all(transport: Transport, action: Callable[[], Any]) -> Any:
 
 
 def _share(transport: Transport, mine: Any) -> dict[int, Any]:
-    """What every live rank says, in JSON."""
+    """The `mine` of every live rank, sent as JSON, by rank."""
     return transport.gather(mine, "files were reopened")

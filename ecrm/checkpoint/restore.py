@@ -126,7 +126,7 @@ def _on_all(transport: Transport, text: str) -> DataError:
 
 
 def _from_first(transport: Transport, paths: list[str]) -> list[str]:
-    """What the lowest live rank says, on all ranks."""
+    """The paths of the lowest live rank, on all ranks."""
     said: list[str] = transport.gather(paths, "a checkpoint was looked for")[transport.live[0]]
     return said
 

@@ -1,4 +1,4 @@
-"""Configs: TOML in, a frozen and wholly checked `Config` out; nothing here imports torch or MPI."""
+"""Configs: TOML in, a frozen and wholly checked `Config` out; no module imports torch or MPI."""
 
 from ecrm.config.load import load_config, make_config, shipped_configs
 from ecrm.config.reference import effective, reference

@@ -27,7 +27,7 @@ KEYS: dict[str, dataclasses.Field[Any]] = {
     for field in dataclasses.fields(section)
 }
 NEED_CHECKPOINTS = ("checkpoint", "stateless")
-"""Protections that are nothing without the durable tier."""
+"""Protections that depend on checkpoints."""
 
 TYPE_WORDS = {
     int: "a whole number",
@@ -45,13 +45,13 @@ def type_of(name: str) -> Any:
 
 
 SHOWN = 200
-"""The most characters of a wrong value that a message repeats."""
+"""Most characters of a wrong value repeated in a message."""
 
 _INT64 = range(-(2**63), 2**63)
 
 
 def show(value: Any) -> str:
-    """A value the way it is typed in a config file."""
+    """A value as typed in a config file."""
     if isinstance(value, bool | str):
         return json.dumps(value, ensure_ascii=False)  # JSON's words and escapes are TOML's too
     if isinstance(value, list | tuple):
@@ -62,7 +62,7 @@ def show(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A wrong value the way it was typed, cut to a readable length."""
+    """A wrong value as typed, cut to a readable length."""
     if isinstance(value, list | tuple):
         text = "[" + ", ".join(map(shown, value[:SHOWN])) + "]"
     elif isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > SHOWN:
@@ -74,7 +74,7 @@ def shown(value: Any) -> str:
 
 
 def unknown_key(name: str) -> str | None:
-    """What is wrong with the name of a key, with the nearest right one; None if it exists."""
+    """The problem with the name of a key, with the nearest right name; None if the key exists."""
     if name in KEYS:
         return None
     if name in SECTIONS:
@@ -91,7 +91,7 @@ def unknown_key(name: str) -> str | None:
 
 
 def check_value(name: str, value: Any) -> tuple[Any, str | None]:
-    """Return (the value in the key's own type, None), or (anything, what is wrong with it)."""
+    """Return (the value in the key's own type, None), or (anything, the problem with the value)."""
     rule: Rule = KEYS[name].metadata["rule"]
     kind = type_of(name)
     whole = type(value) is int
@@ -149,7 +149,7 @@ def problems_of_values(raw: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]
 
 
 def problems_of_fit(config: Config) -> list[Problem]:
-    """Each way in which keys, right by themselves, do not fit together."""
+    """The problems of keys that are right by themselves but do not fit together."""
     return [
         *_problems_of_model(config.model),
         *_problems_of_steps(config),
@@ -192,7 +192,7 @@ def _problems_of_model(model: ModelConfig) -> list[Problem]:
 
 
 def _problems_of_steps(config: Config) -> list[Problem]:
-    """Steps, batches, slots and the ranks that share them."""
+    """Steps, batches, slots and the number of ranks."""
     train, cluster = config.train, config.cluster
     problems = []
     if train.steps and train.epochs:
@@ -234,7 +234,7 @@ def _problems_of_steps(config: Config) -> list[Problem]:
 
 
 def _problems_of_redundancy(config: Config) -> list[Problem]:
-    """What a protection needs of the servers, and scrubbing of a protection."""
+    """Requirements of a protection on the servers, and of scrubbing on the protection."""
     protection, cluster = config.protection, config.cluster
     problems = []
     if protection.name == "erasure":
@@ -261,7 +261,7 @@ def _problems_of_redundancy(config: Config) -> list[Problem]:
 
 
 def _problems_of_evaluations(config: Config) -> list[Problem]:
-    """What goes by evaluations, where there are none."""
+    """Keys that need train.eval_every_steps and data.eval_fraction."""
     train = config.train
     problems = []
     if not train.eval_every_steps or not config.data.eval_fraction:
@@ -288,7 +288,7 @@ def _problems_of_evaluations(config: Config) -> list[Problem]:
 
 
 def _problems_of_what_is_kept(config: Config) -> list[Problem]:
-    """What a protection needs of checkpoints and of dense replicas."""
+    """Requirements of a protection on checkpoints and on dense replicas."""
     protection = config.protection
     problems = []
     if protection.name in NEED_CHECKPOINTS and not (
@@ -325,7 +325,7 @@ def _problems_of_what_is_kept(config: Config) -> list[Problem]:
 
 
 def _problem(wrong: str, *ways_out: Mapping[str, Any]) -> Problem:
-    """A problem with those ways out whose values the keys may have."""
+    """A problem with only the ways out whose values are allowed."""
     return Problem(
         wrong,
         tuple(
@@ -335,7 +335,7 @@ def _problem(wrong: str, *ways_out: Mapping[str, Any]) -> Problem:
 
 
 def _fewer_ranks(config: Config) -> list[dict[str, int]]:
-    """How MAX_RANKS can be kept: fewer of one role, or of all where that is not enough."""
+    """Ways to stay within MAX_RANKS: fewer ranks of one role, or of all roles if need be."""
     cluster, surplus = config.cluster, config.world_size - MAX_RANKS
     if cluster.layout == "colocated":
         return [{"cluster.spares": cluster.spares - surplus}]
@@ -358,7 +358,7 @@ def _fewer_ranks(config: Config) -> list[dict[str, int]]:
 
 
 def _problems_of_device(config: Config) -> list[Problem]:
-    """What rows on a GPU cannot be, what takes them, and what is for a GPU alone."""
+    """Keys that do not fit rows on a GPU, and keys that need a GPU."""
     storage, on_cpu = config.storage, {"storage.device": "cpu"}
     if storage.device == config.train.device == "cpu":
         found = [
@@ -504,7 +504,7 @@ def _flatten(raw: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _likeness(name: str, other: str) -> float:
-    """How much `other` is like a mistyped `name`.
+    """The likeness of `other` to a mistyped `name`.
 
     The key counts for 1, a near section adds up to 0.2.
     """

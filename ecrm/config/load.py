@@ -23,12 +23,12 @@ from ecrm.config.schema import SECTIONS, Config
 from ecrm.errors import UsageError
 
 CHECKPOINT_MINUTES = 30.0
-"""Minutes between checkpoints under the protections NEED_CHECKPOINTS, unless the config says."""
+"""Minutes between checkpoints under the protections NEED_CHECKPOINTS, by default."""
 
 NOT_TOML = (ValueError, RecursionError)
-"""What tomllib raises: its own error, int()'s for thousands of digits, and RecursionError.
+"""The errors of tomllib: its own, ValueError of int() for thousands of digits, and RecursionError.
 
-The last one comes with thousands of brackets.
+Thousands of brackets raise RecursionError.
 """
 
 
@@ -39,9 +39,9 @@ def load_config(
 
     `path` is a TOML file or the name of a shipped config; each of `overrides` is
     "section.key=value", later ones winning. An override of train.steps drops the file's
-    train.epochs, and the reverse. `kept` are keys that the run to go on from had: no advice changes
-    them, and its train.slots hold where none are given. Raises UsageError naming every problem
-    found; does not check that the dataset exists.
+    train.epochs, and the reverse. `kept` are keys of the run to go on from: no advice changes these
+    keys, and the run's train.slots hold if the config gives none. Raises UsageError naming every
+    problem found; does not check that the dataset exists.
     """
     label, text = read_config(path)
     try:
@@ -62,7 +62,7 @@ def make_config(
     """Check {section: {key: value}} and return the Config.
 
     `label` names the source in the UsageError. `kept` as in `load_config`. The error has the ways
-    out of its first problem, if there are any.
+    out of its first problem, if any.
     """
     values, found = problems_of_values(raw)
     problems, fit, kept = [*problems, *found], [], kept or {}
@@ -70,7 +70,7 @@ def make_config(
         if not values["train"].get("slots"):
             values["train"]["slots"] = kept.get("train.slots", 0)
         if values["train"].get("steps") and "epochs" not in values["train"]:
-            # the default of epochs holds only where steps are not given
+            # the default of epochs holds only if steps are not given
             values["train"]["epochs"] = 0.0
         if values["protection"].get("name") in NEED_CHECKPOINTS and not values[
             "checkpoint"
@@ -111,7 +111,7 @@ def parse_overrides(overrides: Iterable[str]) -> tuple[dict[str, Any], list[str]
 
 
 def read_config(path: str | Path) -> tuple[str, str]:
-    """Return (label for messages, text) of a file or of the shipped config of that bare name."""
+    """Return (label for messages, text) of a file, or of the shipped config with this bare name."""
     file = typed_path(path)
     if not file.is_file():
         shipped = shipped_configs()
@@ -135,7 +135,7 @@ def shipped_configs() -> dict[str, Traversable]:
     """The configs installed with the package, by bare name, sorted."""
     try:
         folder = importlib.resources.files("ecrm.configs")
-    except ModuleNotFoundError:  # run from a checkout that is not installed
+    except ModuleNotFoundError:  # run from a checkout, not installed
         folder = Path(ecrm.__file__).parents[1] / "configs"
     files = [f for f in folder.iterdir() if f.name.endswith(".toml")] if folder.is_dir() else []
     return {f.name.removesuffix(".toml"): f for f in sorted(files, key=lambda f: f.name)}

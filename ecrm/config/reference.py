@@ -15,9 +15,9 @@ COLUMNS = 100
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key as the reference shows it.
+    """One key in the reference.
 
-    `wanted` is its type or range, `default` is None if the key is required.
+    `wanted` is the key's type or range, `default` is None if the key is required.
     """
 
     section: str
@@ -28,7 +28,7 @@ class Key:
 
 
 def keys_of(section: str) -> Iterator[Key]:
-    """The keys of a section, in their order."""
+    """The keys of a section, in order."""
     for field in dataclasses.fields(SECTIONS[section]):
         rule: Rule = field.metadata["rule"]
         wanted = rule.wanted() or TYPE_WORDS[TYPES[section][field.name]]
@@ -37,7 +37,7 @@ def keys_of(section: str) -> Iterator[Key]:
 
 
 def reference() -> str:
-    """All keys with type, range and meaning, as a TOML file that holds the defaults."""
+    """All keys with type, range and meaning, as a TOML file with the defaults."""
     blocks = []
     for section, kind in SECTIONS.items():
         lines = [*_comment(kind.__doc__ or ""), f"[{section}]"]
@@ -52,7 +52,7 @@ def reference() -> str:
 
 
 def effective(config: Config | Mapping[str, Mapping[str, Any]]) -> str:
-    """The values of a config, or of some of its sections, as TOML text that loads to the same."""
+    """The values of a config, or of some sections, as TOML text that loads to the same values."""
     blocks = []
     for name, values in (config.to_dict() if isinstance(config, Config) else config).items():
         blocks.append(

@@ -1,7 +1,7 @@
-"""Every key a config may hold: its type, default, range and meaning, as frozen dataclasses.
+"""Every key of a config: its type, default, range and meaning, as frozen dataclasses.
 
-One field here is one key; the loader, the checks and the printed reference all read these fields,
-so a key is added by adding a field.
+One field in this module is one key; the loader, the checks and the printed reference all read these
+fields, so adding a field adds a key.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ecrm.base.wording import counted
 
 REQUIRED = "<required>"
 MAX_ROWS = 2**31 - 1
-"""Rows of a table: row ids are int32 in the prepared data."""
+"""Most rows of a table: row ids are int32 in the prepared data."""
 MAX_RANKS = 4096
 MAX_RATE = 3e38
-"""Optimizers compute in float32, which ends a little above."""
+"""Optimizers compute in float32, with a maximum a little above."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a key means and which values it takes. All bounds but `above` are inclusive.
+    """The meaning of a key and its allowed values. All bounds but `above` are inclusive.
 
-    `choices` are the values of a key that has few, each with its meaning ("" where the name says
-    it).
+    `choices` are the values of a key with few values, each with its meaning ("" if the name says
+    enough).
     """
 
     description: str
@@ -37,7 +37,7 @@ class Rule:
     choices: Mapping[str, str] = field(default_factory=dict)
 
     def wanted(self) -> str:
-        """The range in words, such as "from 1 to 254"; "" where any value of the type is right."""
+        """The range in words, such as "from 1 to 254"; "" if any value of the type is right."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         parts = []
@@ -58,13 +58,13 @@ class Rule:
 
 
 def key(default: Any, description: str, **bounds: Any) -> Any:
-    """A dataclass field that is one config key; `bounds` are the fields of `Rule`."""
+    """A dataclass field for one config key; `bounds` are the fields of `Rule`."""
     return dataclasses.field(default=default, metadata={"rule": Rule(description, **bounds)})
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the samples come from."""
+    """The samples of a run."""
 
     path: str = key(
         REQUIRED,
@@ -112,7 +112,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What is trained, and for how long."""
+    """The training: batches, length, optimizers and device."""
 
     global_batch: int = key(
         2048, "Samples per step over all slots. A multiple of train.slots.", minimum=1
@@ -206,7 +206,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """How many logical roles there are, and how they are laid out on ranks."""
+    """The number of logical roles, and their layout on ranks."""
 
     servers: int = key(
         4, "Ranks that hold a shard of every embedding table.", minimum=1, maximum=MAX_RANKS
@@ -276,7 +276,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True)
 class ProtectionConfig:
-    """What keeps embedding rows alive when ranks die."""
+    """The protection of embedding rows against the death of ranks."""
 
     name: str = key(
         "erasure",
@@ -342,7 +342,7 @@ class ProtectionConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is written to disk, under every protection, in case more is lost than it covers."""
+    """Checkpoints on disk, under every protection, in case of losses beyond the protection."""
 
     every_steps: int = key(
         0,
@@ -399,7 +399,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class MappedConfig:
-    """Where `protection.name = "mapped"` keeps everything, and what it survives."""
+    """The files of `protection.name = "mapped"`, and the failures that they survive."""
 
     path: str = key(
         "",
@@ -418,7 +418,7 @@ class MappedConfig:
 
 @dataclass(frozen=True)
 class StorageConfig:
-    """Where the rows of a shard live."""
+    """The storage of a shard's rows."""
 
     backend: str = key(
         "auto",
@@ -450,7 +450,7 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class KernelsConfig:
-    """What this project's kernels run on. The bits are the same on all."""
+    """The backend of this project's kernels. The bits are the same on all backends."""
 
     backend: str = key(
         "auto",
@@ -476,9 +476,9 @@ class KernelsConfig:
 
 @dataclass(frozen=True)
 class TestingConfig:
-    """Switches that break the promises on purpose, so that tests can show they would notice."""
+    """Switches that break the promises on purpose, to show that tests would notice."""
 
-    __test__ = False  # not a test class, whatever pytest makes of the name
+    __test__ = False  # not a test class, despite the name
 
     imitated_hosts: int = key(
         0,
@@ -509,7 +509,7 @@ class TestingConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole config. `load_config` makes it, and checks each value and all of them together."""
+    """A whole config, made by `load_config`, which checks every value and all values together."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -529,14 +529,14 @@ class Config:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks the run is started with."""
+        """Number of ranks at the start of the run."""
         c = self.cluster
         hosts = c.servers + c.trainers if c.layout == "dedicated" else max(c.servers, c.trainers)
         return hosts + c.spares
 
     @property
     def checkpoints(self) -> bool:
-        """Whether checkpoints are written."""
+        """Whether checkpoints are written while the run trains."""
         checkpoint = self.checkpoint
         return bool(
             checkpoint.every_steps or checkpoint.every_minutes or checkpoint.keep_best != "none"
@@ -544,9 +544,9 @@ class Config:
 
     @property
     def failures_survived(self) -> int:
-        """Number of ranks, whichever they are, that may die at once without a rollback.
+        """Number of ranks that may die at once without a rollback, for any choice of ranks.
 
-        That is protection.m, protection.copies - 1, 1 with stateless (which keeps two dense
+        The number is protection.m, protection.copies - 1, 1 with stateless (which keeps two dense
         replicas), or 0 without redundancy.
         """
         copies = self.protection.copies - 1
@@ -559,7 +559,7 @@ class Config:
 
     @property
     def ranks_in_words(self) -> str:
-        """What the ranks are, such as "4 servers + 2 trainers + 1 spare"."""
+        """The ranks by role, such as "4 servers + 2 trainers + 1 spare"."""
         c = self.cluster
         roles = f"{counted(c.servers, 'server')} + {counted(c.trainers, 'trainer')}"
         if c.layout == "colocated":

@@ -1,4 +1,4 @@
-"""What a user's training script is run with: its config, which lacks what the script decides."""
+"""A user's training script as typed, and its config without the keys decided by the script."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ DECIDED_KEYS = {
     "train.stop_after_evaluations_without_gain": "the script, which evaluates its model itself",
     "checkpoint.keep_best": "the script, which evaluates its model itself",
 }
-"""Keys that have no meaning where a script is run, and where that is said instead."""
+"""Keys without a meaning for a script, each with the place of the decision in the script."""
 
 
 def is_script(name: str) -> bool:
-    """Whether what was typed in the place of a config is a user's script."""
+    """Whether an argument typed in the place of a config is a user's script."""
     return name.endswith(SUFFIX)
 
 
 @dataclass(frozen=True)
 class Script:
-    """A training script of the user's, with its own `arguments`.
+    """A user's training script, with its own `arguments`.
 
     `config` is a TOML file or the name of a shipped config, None for the defaults of all keys.
     """
@@ -48,15 +48,15 @@ class Script:
     arguments: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise UsageError where there is no such script."""
+        """Raise UsageError if the script is missing."""
         if not self.path.is_file():
             raise UsageError(f"no script {str(self.path)!r}")
 
     def load_config(self, overrides: Sequence[str] = ()) -> Config:
-        """The config that the script is run with; `overrides` as in `ecrm.config.load_config`.
+        """The config for the script's run; `overrides` as in `ecrm.config.load_config`.
 
-        Keys that the script decides have their defaults, and no meaning. Raises UsageError naming
-        every problem found, among them that such a key is given.
+        Keys decided by the script have default or filled-in values, without a meaning. Raises
+        UsageError for the first such key given, else naming every problem found.
         """
         label, raw = str(self.path), {}
         if self.config is not None:
@@ -73,7 +73,7 @@ class Script:
 
 
 def decided_by_script(raw: Mapping[str, Any]) -> str:
-    """What is wrong with {section: {key: value}} where a script is run; "" for nothing."""
+    """The problem with {section: {key: value}} for a script's run; "" for none."""
     for section in DECIDED_SECTIONS:
         if section in raw:
             return f"[{section}] is for the built-in trainer; a script has its own {section}"
@@ -86,7 +86,7 @@ def decided_by_script(raw: Mapping[str, Any]) -> str:
 
 
 def _without_gaps(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with values for keys that have no default, or whose default may not fit."""
+    """The config with values for keys without a default, and for keys whose default may not fit."""
     filled = {**raw, "data": {"path": ""}}
     cluster, train = raw.get("cluster"), raw.get("train", {})
     trainers = cluster.get("trainers") if isinstance(cluster, Mapping) else None

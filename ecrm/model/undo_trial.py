@@ -37,7 +37,7 @@ class UndoTrial:
         self._module, self._entries, self._undo = module, entries, undo
         self._things, self._kept = things, kept
         self.grown = ""
-        """A list made longer by each step, "" for none; it may be a log."""
+        """A list made longer by each step, "" for none; the list may be a log."""
 
     def run(self, first: Callable[[], None], second: Callable[[], None]) -> None:
         """Take the step by `first`, again by `second`. Raises UsageError if the results differ."""
