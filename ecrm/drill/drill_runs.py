@@ -1,4 +1,4 @@
-"""`ecrm drill`: runs one config undisturbed and disturbed, and writes how they compare."""
+"""`ecrm drill`: run one config undisturbed and disturbed, and write the comparison."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SIGNALLED = 128  # exit codes above this mean: stopped by a signal
 
 
 class DrillFailed(EcrmError):
-    """A drill that was run to its end and not passed."""
+    """A drill that ran to its end and did not pass."""
 
 
 def drill(
@@ -49,12 +49,12 @@ def drill(
     seed: str | None = None,
     hosts: Sequence[str] = (),
 ) -> int:
-    """Run both runs one after the other, print the comparison, and write it into the folder.
+    """Run both runs one after the other, print the comparison, and write files into the folder.
 
-    Options are as typed. Returns 0 if both completed, every kill happened and the models are equal,
-    or need not be. Raises UsageError before anything is started or written, but for what only the
-    undisturbed run tells: the names of hosts, and how many steps a script trains. Raises RunFailed
-    when stopped by a signal, DrillFailed otherwise.
+    Options are as typed. Returns 0 if both runs completed, every kill happened and the models are
+    equal, or need not be. Raises UsageError before anything is started or written, except for facts
+    told by the undisturbed run alone: the names of hosts, and the number of steps of a script.
+    Raises RunFailed when stopped by a signal, DrillFailed otherwise.
     """
     disturbance = parse_disturbance(kills, mtbf, count, seed, hosts)
     if isinstance(trained, Script):
@@ -105,7 +105,7 @@ def drill(
 
 
 def read_run(folder: Path, outside: Sequence[KillDone] = ()) -> RunRecord:
-    """What a run left in its folder, or as much of it as there is."""
+    """The record of a run from its folder, as far as files exist."""
     try:
         text = (folder / "events.jsonl").read_text(errors="replace")
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def write(report: Report, folder: Path, config: Config, command: str) -> None:
 def _disturbed_run(
     trained: str | Script, overrides: Sequence[str], folder: Path, disturbance: Disturbance
 ) -> tuple[str | None, list[KillDone], str | None]:
-    """(why it did not complete, or None; the kills from outside; a note on them, or None)."""
+    """(why the run did not complete, or None; the kills from outside; a note on kills, or None)."""
     from ecrm.drill import killers as outside  # torch comes along: not before options are checked
 
     def say(line: str) -> None:
@@ -145,7 +145,7 @@ def _disturbed_run(
 
     kills = disturbance.scheduled
     dies_with: dict[Kill, HostKill] = {}
-    if disturbance.hosts:  # each in the step of its lowest rank
+    if disturbance.hosts:  # each host in the step of its lowest rank
         lowest = outside.hosts_of(folder.with_name("undisturbed"))
         names = list(lowest)
         dies_with = {
@@ -172,9 +172,9 @@ def _disturbed_run(
 
 
 def _own_files(config: Config, which: str) -> list[str]:
-    """The override that gives one of the two runs mapped files of its own.
+    """The override giving one of the two runs mapped files of its own.
 
-    They lie in a folder of mapped.path. Raises UsageError where there are mapped files already.
+    The files lie in a folder of mapped.path. Raises UsageError if mapped files exist already.
     """
     if config.protection.name != "mapped" or not config.mapped.path:
         return []
@@ -185,9 +185,9 @@ def _own_files(config: Config, which: str) -> list[str]:
 def _launch(
     trained: str | Script, overrides: Sequence[str], folder: Path, kills: Sequence[str]
 ) -> str | None:
-    """Run one run; returns why it did not complete, or None.
+    """Run one run; return why the run did not complete, or `None`.
 
-    Its ranks wait for `kills` from outside. A signal ends the whole drill.
+    The ranks wait for `kills` from outside. A signal ends the whole drill.
     """
     try:
         launch(
@@ -205,7 +205,7 @@ def _launch(
 
 
 def _crowding(config: Config) -> str | None:
-    """A note where ranks share cores, so that their deaths are also a gain."""
+    """A note if ranks share cores: a death then also leaves more cores to the other ranks."""
     cores = physical_cores()
     if config.world_size <= cores:
         return None
@@ -237,7 +237,7 @@ def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
 
 
 def _of_trained(start: Event) -> dict[str, str]:
-    """What only a script's run has, or only that of the built-in trainer."""
+    """Facts specific to a script's run, or to a run of the built-in trainer."""
     storage = start.get("storage", "?")
     if "script" in start:
         return {"script": start["script"], "storage": storage}

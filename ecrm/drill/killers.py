@@ -1,7 +1,7 @@
 """SIGKILLs from outside, by pid, while a run goes on.
 
-Of ranks that wait for it in a phase of a step, of random ranks where the run can survive it, or of
-whole hosts.
+Killed are ranks waiting in a phase of a step, random ranks whenever the run can survive, or whole
+hosts.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ecrm.run.reading import Event, EventTail, read_json
 from ecrm.run.run_folder import SUMMARY_DRAFT
 
 POLL_SECONDS = 0.05
-DUE_POLL_SECONDS = 0.005  # a rank waits for its death and the others for it
-# after the draft nobody may be left who has to notice
+DUE_POLL_SECONDS = 0.005  # a rank waits for its death, and the other ranks wait for the rank
+# after the draft perhaps no rank is left to notice a death
 OVER = ("summary.json", "failure.json", "rejected.json", SUMMARY_DRAFT)
 
 
 @dataclass
 class Survivability:
-    """What a run's events say about the next kill.
+    """The chances of the next kill, as told by a run's events.
 
-    `failures_left` is None until the run has said so once; `dead` are the ranks whose death it has
-    noticed.
+    `failures_left` is `None` until first told by the run; `dead` are the ranks with a death noticed
+    by the run.
     """
 
     started: bool = False
@@ -45,14 +45,14 @@ class Survivability:
     world: frozenset[int] = frozenset()
 
     def take(self, events: Iterable[Event]) -> None:
-        """Bring it up to date with newer events."""
+        """Take in newer events."""
         for event in events:
             self.failures_left = event.get("failures_left", self.failures_left)
             if event["event"] == "start":
                 self.started, self.world = True, frozenset(range(event["world_size"]))
             elif event["event"] == "failure":
                 self.dead |= set(event["ranks"])
-            # names also those whose failure event died with the rank that writes
+            # a view shows deaths too, even if the failure event died with the reporter
             elif event["event"] == "view":
                 self.dead |= self.world - set(event["live"])
 
@@ -61,8 +61,8 @@ class Survivability:
     ) -> list[dict[str, Any]]:
         """Entries of ranks.json to choose from, by rank.
 
-        None are left when the run could not survive one more death now. A killed rank whose death
-        was not noticed yet is already one death of those left.
+        Empty if the run could not survive one more death now. A killed rank without a noticed death
+        already uses up one of the deaths left.
         """
         gone = {*killed, *self.dead}
         unnoticed = set(killed) - self.dead
@@ -75,10 +75,10 @@ class Survivability:
 
 
 def draws(wanted: RandomKills) -> Iterator[tuple[float, float]]:
-    """For each kill, without end: (gap before it in seconds, position among the live ranks).
+    """For each kill, without end: (gap before the kill in seconds, position among the live ranks).
 
-    The position is from 0 to below 1. So a seed names the same ranks whatever the timing, as long
-    as one is killed after the other.
+    The position is from 0 to below 1. A seed thus names the same ranks whatever the timing, as long
+    as ranks are killed one after the other.
     """
     numbers = random.Random(wanted.seed)
     while True:
@@ -86,11 +86,11 @@ def draws(wanted: RandomKills) -> Iterator[tuple[float, float]]:
 
 
 class KillerThread(threading.Thread, ABC):
-    """Kills ranks of the run in `folder` until it has killed all or `finish` is called.
+    """Kills ranks of the run in `folder` until all kills are done or `finish` is called.
 
     `done` are the kills so far. `held_back_seconds` is how long, at the end, the next kill waited
-    in vain for a moment to be survived. `say` gets a line per kill. What to kill, and when, is the
-    `_kill_all` of each kind.
+    in vain for a survivable moment. `say` gets a line per kill. `_kill_all` of a subclass decides
+    on ranks and times.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
@@ -103,14 +103,14 @@ class KillerThread(threading.Thread, ABC):
         self._error: Exception | None = None
 
     def finish(self) -> None:
-        """Kill no more, and raise what went wrong in the thread, if anything did."""
+        """Kill no more, and raise the error of the thread, if any."""
         self._ending.set()
         self.join()
         if self._error is not None:
             raise self._error
 
     def run(self) -> None:
-        """The thread; an error waits for `finish`."""
+        """Run the thread; an error waits for `finish`."""
         try:
             self._kill_all()
         except Exception as error:
@@ -118,16 +118,16 @@ class KillerThread(threading.Thread, ABC):
 
     @abstractmethod
     def _kill_all(self) -> None:
-        """Kill what this thread is there to kill, each at its time."""
+        """Make all kills of this thread, each at its time."""
 
     def _wait(self, seconds: float) -> bool:
-        """True if there is nothing more to kill."""
+        """Wait; return True if no kill is left to make, because the run or the killing is over."""
         return self._ending.wait(seconds) or any((self._folder / name).exists() for name in OVER)
 
     def _kill(
         self, entry: dict[str, Any], waited_seconds: float = 0.0, scheduled: str | None = None
     ) -> bool:
-        """SIGKILL one rank unless its process is gone."""
+        """SIGKILL one rank unless its process is gone; return whether the rank was killed."""
         kill = kill_rank(self._folder, entry, waited_seconds, scheduled)
         if kill is None:
             return False
@@ -137,14 +137,14 @@ class KillerThread(threading.Thread, ABC):
 
 
 class RandomKiller(KillerThread):
-    """Kills `wanted` random ranks, each at a moment at which that is survivable."""
+    """Kills `wanted` random ranks, each at a survivable moment."""
 
     def __init__(self, folder: Path, wanted: RandomKills, say: Callable[[str], None]) -> None:
         super().__init__(folder, say)
         self._wanted, self._state = wanted, Survivability()
 
     def _kill_all(self) -> None:
-        """Wait for the start, then for each gap, then for a moment when a kill is survivable."""
+        """Wait for the start, then for each gap, then for a survivable moment."""
         while not self._state.started:
             if self._wait(POLL_SECONDS):
                 return
@@ -154,9 +154,9 @@ class RandomKiller(KillerThread):
                 return
 
     def _kill_when_survivable(self, position: float) -> bool:
-        """Kill the live rank at `position`, 0 to below 1, as soon as that is survivable.
+        """Kill the live rank at `position`, 0 to below 1, as soon as the run can survive the kill.
 
-        False if the run was over before.
+        Returns False if the run was over before.
         """
         due = time.monotonic()
         while True:
@@ -172,9 +172,9 @@ class RandomKiller(KillerThread):
 
 
 class ScheduledKiller(KillerThread):
-    """Kills each rank of `kills` when it says that its phase has begun, where it then waits.
+    """Kills each rank of `kills` once the rank reports its phase, and waits in the phase.
 
-    `hosts`: with these kills all ranks of that rank's failure domain are killed, for a `HostKill`.
+    `hosts`: a kill in `hosts` kills all ranks of the rank's failure domain, for a `HostKill`.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class ScheduledKiller(KillerThread):
                 if event["event"] == KILL_DUE and event["scheduled"] in self._due
             ]
             entries = {entry["rank"]: entry for entry in _here(self._folder)} if waiting else {}
-            # ranks.json may come after the first of them
+            # ranks.json may come after the first report
             for text in [text for text in waiting if self._due[text].rank in entries]:
                 waiting.remove(text)
                 self._kill_due(self._due.pop(text), entries)
@@ -215,7 +215,7 @@ class ScheduledKiller(KillerThread):
 
 
 def hosts_of(folder: Path) -> dict[str, int]:
-    """The failure domains of a run by name, each with its lowest rank, in the order of those."""
+    """The failure domains of a run by name, each with its lowest rank, ordered by lowest rank."""
     ranks = read_json(folder / "ranks.json").get("ranks", [])
     lowest: dict[str, int] = {}
     for entry in sorted(ranks, key=lambda entry: entry["rank"]):
@@ -228,7 +228,7 @@ def kill_rank(
 ) -> KillDone | None:
     """SIGKILL a rank of the run in `folder`.
 
-    Returns None if its process is gone, or if another program has its pid by now.
+    Returns `None` if the rank's process is gone, or if a different program has the pid by now.
     """
     try:
         if os.fsencode(folder) not in Path(f"/proc/{entry['pid']}/cmdline").read_bytes().split(
@@ -243,6 +243,6 @@ def kill_rank(
 
 
 def _here(folder: Path) -> list[dict[str, Any]]:
-    """Entries of ranks.json whose pids are this machine's."""
+    """Entries of ranks.json with pids of this machine."""
     ranks = read_json(folder / "ranks.json").get("ranks", [])
     return [entry for entry in ranks if entry["host"] == socket.gethostname()]

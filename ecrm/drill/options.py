@@ -1,4 +1,4 @@
-"""What a drill was asked for, checked before anything is started or written."""
+"""The options of a drill, checked before anything is started or written."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ecrm.faults.kill import Kill, parse_kill
 class RandomKills:
     """Random SIGKILLs from outside.
 
-    Gaps between them are exponential with the mean `mtbf_seconds`. `count` is how many, None for no
-    limit; `seed` decides gaps and ranks.
+    Gaps between kills are exponential with the mean `mtbf_seconds`. `count` is the number of kills,
+    `None` for no limit; `seed` decides gaps and ranks.
     """
 
     mtbf_seconds: float
@@ -32,7 +32,7 @@ class RandomKills:
 
 @dataclass(frozen=True)
 class HostKill:
-    """All ranks of `host`, a name or a number, are killed from outside as step `step` begins."""
+    """Kill all ranks of `host`, a name or a number, from outside as step `step` begins."""
 
     host: str
     step: int
@@ -41,9 +41,9 @@ class HostKill:
         return f"{self.host}@{self.step}"
 
     def name_among(self, names: Sequence[str]) -> str:
-        """The host meant, of `names`, which are in the order of their lowest ranks.
+        """The host meant, out of `names`, ordered by the lowest ranks of hosts.
 
-        Raises UsageError if there is no such host.
+        Raises UsageError for an unknown host.
         """
         if self.host in names:
             return self.host
@@ -57,7 +57,7 @@ class HostKill:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """How the disturbed run is disturbed: `scheduled` kills, `random` kills, or whole `hosts`."""
+    """The disturbance of a run: `scheduled` kills, `random` kills, or whole `hosts`."""
 
     scheduled: tuple[Kill, ...] = ()
     random: RandomKills | None = None
@@ -81,9 +81,9 @@ def parse_disturbance(
     seed: str | None,
     hosts: Sequence[str] = (),
 ) -> Disturbance:
-    """The disturbance that --kill, --mtbf, --kills, --seed and --kill-host describe.
+    """The disturbance described by --kill, --mtbf, --kills, --seed and --kill-host.
 
-    Raises UsageError where they contradict each other or cannot be read.
+    Raises UsageError for options contradicting each other or impossible to read.
     """
     if hosts and (kills or mtbf is not None):
         other = f"--kill {kills[0]}" if kills else f"--mtbf {mtbf}"
@@ -116,11 +116,11 @@ def parse_disturbance(
 
 
 def check_survivable(config: Config, disturbance: Disturbance, steps: int | None) -> None:
-    """Raise UsageError for a disturbance that this run of `steps` steps cannot go through.
+    """Raise UsageError for a disturbance impossible for this run of `steps` steps.
 
-    `steps` is None for a script's run, before it has said how many it trains. That is where no
-    random kill can be survived, or not so many, where hosts are not told apart, and where hosts
-    would be killed after the last step.
+    `steps` is `None` for a script's run, before the script has told its number of steps. Impossible
+    are random kills of a run surviving none, or too many random kills, host kills without hosts as
+    failure domains, an unknown host number with imitated hosts, and host kills after the last step.
     """
     for kill in disturbance.hosts:
         if steps is not None and kill.step >= steps:

@@ -14,14 +14,14 @@ from ecrm.drill.table import headline
 from ecrm.drill.timeline import Timeline
 from ecrm.errors import UsageError
 
-if TYPE_CHECKING:  # it takes a second to import
+if TYPE_CHECKING:  # matplotlib takes a second to import
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SIZE_INCHES, DOTS_PER_INCH = (11.0, 5.4), 130
 LABEL_POINTS = 9.0
 NAMED_KILLS = 12
-"""Up to so many kills are labelled "rank 3"; more are labelled "3"."""
+"""Most kills with labels such as "rank 3"; more kills are labelled "3"."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def require_matplotlib() -> None:
 
 
 def kill_labels(line: Timeline, seconds: float, width_points: float) -> list[Label]:
-    """Labels for the kills of a plot that do not overlap; one label for simultaneous kills.
+    """Labels for the kills of a plot, without overlap; one label for simultaneous kills.
 
     The plot is `seconds` long and `width_points` wide.
     """
@@ -91,7 +91,7 @@ def kill_labels(line: Timeline, seconds: float, width_points: float) -> list[Lab
 def draw(report: Report, colours: Colours = LIGHT, titled: bool = True) -> bytes:
     """The picture as PNG.
 
-    It shows the throughput of both runs per bucket, kills, and the share of lost rows that is
+    The picture shows the throughput of both runs per bucket, kills, and the share of lost rows
     rebuilt.
     """
     import matplotlib
@@ -171,7 +171,7 @@ def _throughput(axes: Axes, line: Timeline, unit: str, colours: Colours) -> None
 
 
 def _rebuilding(axes: Axes, line: Timeline, colours: Colours) -> None:
-    """Shaded, on an axis of its own, behind the throughput."""
+    """Draw the share rebuilt as a shaded area, on a second axis, behind the throughput."""
     second = axes.twinx()
     axes.set_zorder(second.get_zorder() + 1)
     axes.patch.set_visible(False)

@@ -1,4 +1,4 @@
-"""From the records of both runs to the drill's result: comparison, notes and verdict. Pure."""
+"""Compare the records of both runs: the drill's numbers, notes and verdict. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ecrm.drill.throughput import Pace, before_during_after, pace, spans
 from ecrm.drill.timeline import Timeline, timeline
 
 NOISE = 0.1
-"""A relative difference in throughput between two equal parts of runs above which a note is due."""
+"""The least relative difference in throughput between equal parts of runs for a note."""
 
 JUDGED_STEPS = 10
-"""Fewer steps than these say nothing about throughput."""
+"""The least number of steps to judge throughput by."""
 
 
 @dataclass(frozen=True)
 class Report:
     """A drill's result.
 
-    `paces` are by name: "undisturbed", "before", "during", "after", and "disturbed" for all of the
+    `paces` are by name: "undisturbed", "before", "during", "after", and "disturbed" for the whole
     disturbed run. `problems` is empty if and only if the drill passed; `notes` say what the numbers
-    leave out. `global_batch` is None where it is not known how many samples a step has.
+    leave out. `global_batch` is `None` if the number of samples in a step is unknown.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Report:
     def hashes(self) -> tuple[str | None, str | None]:
         """model_sha256 of the undisturbed and of the disturbed run.
 
-        None where a run did not complete.
+        `None` for an incomplete run.
         """
         return self.undisturbed.summary.get("model_sha256"), self.disturbed.summary.get(
             "model_sha256"
@@ -56,26 +56,26 @@ class Report:
 
     @property
     def exact(self) -> bool:
-        """Whether the undisturbed model is promised; where it is not, another one is no failure."""
+        """Whether the undisturbed model is promised; if not, a different model is no failure."""
         return promises_the_same_model(self.disturbed)
 
     @property
     def unit(self) -> str:
-        """What throughput is told in."""
+        """The unit of throughput."""
         return "steps/s" if self.global_batch is None else "samples/s"
 
     def rate(self, name: str) -> float | None:
-        """That pace in `unit`; None where there was no such time."""
+        """The pace called `name`, in `unit`; `None` for a pace without time."""
         pace = self.paces[name]
         return pace.steps_per_second if self.global_batch is None else pace.samples_per_second
 
     def difference(self, name: str) -> float | None:
-        """A number of the summary, disturbed less undisturbed; None where a run has none."""
+        """A number of the summary, disturbed less undisturbed; `None` if missing in a run."""
         first, second = self.undisturbed.summary.get(name), self.disturbed.summary.get(name)
         return None if first is None or second is None else second - first
 
     def ratio(self, name: str) -> float | None:
-        """That pace as a multiple of the undisturbed run's."""
+        """The pace called `name` as a multiple of the undisturbed run's pace."""
         mine, whole = (
             self.paces[name].steps_per_second,
             self.paces["undisturbed"].steps_per_second,
@@ -89,9 +89,9 @@ class Report:
 
 
 def promises_the_same_model(run: RunRecord) -> bool:
-    """Whether the finished model of a run must be that of an undisturbed run.
+    """Whether the finished model of a run must equal the model of an undisturbed run.
 
-    It must where the protection is exact, and where no shard was lost.
+    The models must be equal if the protection is exact, or if the run restored no shard.
     """
     return run.summary.get("protection", {}).get("exact", True) or not run.summary.get("restored")
 
@@ -105,7 +105,7 @@ def make_report(
     reason: str | None = None,
     notes: Sequence[str] = (),
 ) -> Report:
-    """Compare the runs; `reason` is why the disturbed run did not complete, None if it did."""
+    """Compare the runs; `reason` is why the disturbed run did not complete, `None` if complete."""
     paces = {
         "undisturbed": pace(spans(undisturbed), global_batch),
         **before_during_after(disturbed, global_batch),
@@ -130,10 +130,10 @@ def problems(
     disturbed: RunRecord,
     reason: str | None = None,
 ) -> list[str]:
-    """Why the drill failed, one line per reason; empty when it passed.
+    """Why the drill failed, one line per reason; empty when the drill passed.
 
-    It passed when both runs completed, every kill happened, and the models are equal or need not
-    be.
+    A drill passes when both runs completed, every kill happened, the models are equal or need not
+    be, and no stripe has wrong parity at the end.
     """
     found = []
     if not undisturbed.completed:
@@ -211,7 +211,7 @@ def _notes(undisturbed: RunRecord, disturbed: RunRecord) -> list[str]:
 
 
 def _noise(paces: dict[str, Pace]) -> list[str]:
-    """Up to the first failure both runs do the same, so a difference there is the machine's."""
+    """A note on noise: up to the first failure both runs are equal, so the machine differs."""
     whole, before = paces["undisturbed"].steps_per_second, paces["before"].steps_per_second
     if (
         not whole

@@ -1,4 +1,4 @@
-"""What one run went through, put together from its events and its summary. Reads no file."""
+"""The course of one run, put together from its events and its summary. Reads no file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ecrm.run.reading import Event
 class KillDone:
     """One SIGKILL.
 
-    `time` is in seconds since the epoch. `scheduled` is the `--kill` or `--kill-host` that asked
-    for it, None for a random kill. Without a pid the rank did it itself, as in `ecrm launch
+    `time` is in seconds since the epoch. `scheduled` is the `--kill` or `--kill-host` behind the
+    kill, `None` for a random kill. Without a pid the rank killed itself, as in `ecrm launch
     --kill`.
     """
 
@@ -27,15 +27,15 @@ class KillDone:
 
 @dataclass(frozen=True)
 class FailureRecord:
-    """One failure that the run survived.
+    """One failure survived by the run.
 
-    None stands for what nobody lived to write, or what did not happen any more.
+    `None` means not written, because the writer died, or not reached before the end of the run.
 
     - `step`, `phase`: where the survivors noticed.
     - `noticed_at`, `whole_at`: seconds since the epoch, the latter when no row lost by this failure
       was missing any more.
     - `lost_bytes`: bytes of the lost shards' rows, optimizer state and parity, also of rows never
-      updated, of which there is nothing to rebuild.
+      updated, with nothing to rebuild.
     """
 
     ranks: tuple[int, ...]
@@ -56,7 +56,7 @@ class FailureRecord:
     def began_at(self) -> float | None:
         """When the disturbance began, in seconds since the epoch.
 
-        That is at the kill, or when it was noticed where the kill is not known.
+        The begin is the kill, or the time of notice for an unknown kill.
         """
         return self.killed_at if self.killed_at is not None else self.noticed_at
 
@@ -65,8 +65,8 @@ class FailureRecord:
 class ReshapeRecord:
     """Everything was laid out anew before `step`, over `servers` servers in stripes of k + m.
 
-    `time` is when that was done, in seconds since the epoch; `seconds` is how long training waited,
-    and `moved_bytes` how much was sent.
+    `time` is the end of the reshape, in seconds since the epoch; `seconds` is how long training
+    waited, and `moved_bytes` the number of bytes sent.
     """
 
     time: float
@@ -80,11 +80,11 @@ class ReshapeRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run, as far as it has told.
+    """One run, as far as told by its events and its summary.
 
     `finished`: (step, seconds since the epoch) of every finishing of a step, in order of time.
-    `rebuilt`: (seconds since the epoch, share of lost rows that is back); `evaluations`: (step,
-    when it was done); `damaged_lines` counts lines of events.jsonl that could not be read.
+    `rebuilt`: (seconds since the epoch, share of lost rows recovered); `evaluations`: (step, time
+    of the event); `damaged_lines` counts unreadable lines of events.jsonl.
     """
 
     started_at: float | None = None
@@ -105,19 +105,19 @@ class RunRecord:
 
     @property
     def unused_spares(self) -> dict[int, int]:
-        """Resident memory, in bytes, of each rank that had no role at the end of the run."""
+        """Resident memory, in bytes, of each rank without a role at the end of the run."""
         ranks = self.summary.get("memory_bytes_per_rank", [])
         return {entry["rank"]: entry["resident"] for entry in ranks if entry.get("unused_spare")}
 
     @property
     def last_step(self) -> int:
-        """Number of steps that the run is known to have finished."""
+        """Number of steps known to be finished by the run."""
         steps: int = self.summary.get("steps", 0)
         return max([steps, *(step for step, _ in self.finished)])
 
     @property
     def unwritten_steps(self) -> int:
-        """Number of finished steps whose times were lost with a reporter."""
+        """Number of finished steps with times lost by the death of a reporter."""
         return self.last_step - len({step for step, _ in self.finished})
 
 
@@ -127,7 +127,7 @@ def run_record(
     outside: Sequence[KillDone] = (),
     damaged_lines: int = 0,
 ) -> RunRecord:
-    """Put a run together; `outside` are the kills that were not the run's own."""
+    """Put a run together; `outside` are the kills from outside the run."""
     of = {
         kind: [event for event in events if event["event"] == kind]
         for kind in {event["event"] for event in events}
@@ -176,8 +176,8 @@ def _failures(
     failures = []
     for ranks in {**known, **written}:
         event, entry = written.get(ranks), known.get(ranks, {})
-        # Events last: they are what was printed when it happened, the summary is another rank's
-        # view of the same.
+        # Events last: events have the numbers printed at the time, the summary has another rank's
+        # view of the same failure.
         either = {**entry, **(event or {}), **resumed.get(ranks, {}), **rebuilt.get(ranks, {})}
         noticed_at = None
         if event is not None:
@@ -206,7 +206,7 @@ def _failures(
 def _with_end(failure: FailureRecord, rebuilt: Event | None) -> FailureRecord:
     """Fill in when the run was whole again.
 
-    A failure that lost no row is over with its recovery.
+    A failure without lost rows is over with its recovery.
     """
     noticed_at = failure.noticed_at if failure.noticed_at is not None else failure.killed_at
     if not failure.shards:

@@ -52,7 +52,7 @@ PACE_NAMES = {
 
 
 def pace_legend(report: Report) -> str:
-    """What counts; a script's evaluations are part of it, since nobody knows when they end."""
+    """The rule of counting; a script's evaluations count, since their end is unknown."""
     left_out = " is" if report.global_batch is None else " and evaluations are"
     return (
         "useful: a step counts once, also when it was redone; "
@@ -124,9 +124,9 @@ def hash_line(report: Report) -> str:
 
 
 def accuracy_line(report: Report) -> str | None:
-    """Measures of both runs, and by how much those of the disturbed one are off.
+    """Measures of both runs, and the differences of the disturbed run.
 
-    None where the models are equal, or ought to be.
+    `None` if the models are equal, or ought to be.
     """
     if report.exact or report.equal:
         return None
@@ -146,7 +146,7 @@ def accuracy_line(report: Report) -> str | None:
 
 
 def headline(report: Report) -> str:
-    """The drill in one line: what happened, and whether it was survived."""
+    """The drill in one line: the kills, and whether the run survived."""
     killed, failures = len(report.disturbed.kills), len(report.disturbed.failures)
     start = f"drill of {report.name}: {counted(killed, 'rank')} killed"
     if not report.disturbed.completed:
@@ -162,7 +162,7 @@ def headline(report: Report) -> str:
 
 
 def as_text(report: Report) -> str:
-    """Everything that a drill prints at its end, without a last newline."""
+    """All text printed by a drill at its end, without a last newline."""
     failures = failure_cells(report)
     blocks = [headline(report)]
     if failures:

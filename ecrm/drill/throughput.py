@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from ecrm.drill.run_record import FailureRecord, RunRecord
 
 BUCKETS = 80
-"""About how many buckets the longer run has."""
+"""Approximate number of buckets of the longer run."""
 
 STEPS_PER_BUCKET = 3
-"""How many undisturbed steps a bucket holds at least.
+"""The least number of undisturbed steps in a bucket.
 
-With fewer it would show the beat of the steps, not throughput.
+With fewer steps the line would show the beat of the steps, not throughput.
 """
 
 
@@ -22,8 +22,8 @@ With fewer it would show the beat of the steps, not throughput.
 class Span:
     """The time from one finishing of a step to the next.
 
-    `steps` is how many steps were finished for the first time at its end. That is 0 where an undone
-    step was finished again, and more than 1 where times in between were lost.
+    `steps` is the number of steps finished for the first time at the end of the span. `steps` is 0
+    if an undone step was finished again, and more than 1 if times in between were lost.
     """
 
     begin: float
@@ -39,8 +39,8 @@ class Span:
 class Pace:
     """Useful steps over a time.
 
-    `steps_per_second` is None where there was no such time, `samples_per_second` also where it is
-    not known how many samples a step has.
+    `steps_per_second` is `None` without any such time, `samples_per_second` also if the number of
+    samples in a step is unknown.
     """
 
     steps: int
@@ -52,7 +52,7 @@ class Pace:
 def spans(record: RunRecord) -> list[Span]:
     """The times between finished steps, without evaluations.
 
-    The first step, which warms everything up, is in none of them.
+    The first step, which warms everything up, is in no span.
     """
     found = []
     newest = record.finished[0][0] if record.finished else 0
@@ -66,7 +66,7 @@ def spans(record: RunRecord) -> list[Span]:
 def _evaluations_after(record: RunRecord, step: int, begin: float, end: float) -> list[float]:
     """When evaluations between two steps were done.
 
-    One that a failure interrupted counts as training time.
+    An evaluation interrupted by a failure counts as training time.
     """
     disturbed = any(f.began_at is not None and begin <= f.began_at <= end for f in record.failures)
     return [
@@ -96,7 +96,7 @@ def open_times(failures: Sequence[FailureRecord]) -> list[tuple[float, float]]:
 
 
 def pace(found: Sequence[Span], global_batch: int | None) -> Pace:
-    """The pace of all these spans together; None for a batch whose samples are not known."""
+    """The pace of all given spans together; `global_batch` is `None` if its samples are unknown."""
     steps, seconds = sum(span.steps for span in found), sum(span.seconds for span in found)
     rate = steps / seconds if seconds > 0 else None
     samples = None if rate is None or global_batch is None else steps * global_batch / seconds
@@ -104,10 +104,10 @@ def pace(found: Sequence[Span], global_batch: int | None) -> Pace:
 
 
 def before_during_after(record: RunRecord, global_batch: int | None) -> dict[str, Pace]:
-    """The pace "before" the first failure, "during" failures, and "after" them, once whole again.
+    """The pace "before" the first failure, "during" failures, and "after", once whole again.
 
-    During is while rows of any failure were missing. A span that a failure falls into counts as
-    "during" as a whole, so that the stall does. Without failures everything is "before".
+    "during" is while rows of any failure were missing. A span with a failure inside counts as
+    "during" as a whole, to include the stall. Without failures everything is "before".
     """
     times = open_times(record.failures)
     parts: dict[str, list[Span]] = {"before": [], "during": [], "after": []}
@@ -120,7 +120,7 @@ def before_during_after(record: RunRecord, global_batch: int | None) -> dict[str
 
 
 def bucket_seconds(duration: float, step_seconds: float) -> float:
-    """A round width (1, 2 or 5 times a power of ten) for buckets of a time line of this length."""
+    """A round width (1, 2 or 5 times a power of ten) for the buckets of a time line."""
     least = max(duration / BUCKETS, STEPS_PER_BUCKET * step_seconds, 1e-3)
     power = 10.0 ** math.floor(math.log10(least))
     return next(
@@ -131,11 +131,12 @@ def bucket_seconds(duration: float, step_seconds: float) -> float:
 def bucket_rates(
     found: Sequence[Span], origin: float, width: float, global_batch: int | None
 ) -> list[float | None]:
-    """Samples per second, or steps where the batch is None, in each bucket.
+    """Samples per second, or steps per second without a `global_batch`, in each bucket.
 
-    Buckets are `width` seconds wide, from `origin` on. None where no step was running. A span's
-    steps are spread evenly over its time. The last bucket reaches to the end of the last span; it
-    is half to one and a half times as wide, so that no single step makes a peak of its own.
+    Buckets are `width` seconds wide, from `origin` on. A bucket without a running step has `None`.
+    The steps of a span are spread evenly over its time. The last bucket reaches to the end of the
+    last span, with a half to one and a half times the width, so that no single step makes a peak of
+    its own.
     """
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""What the picture shows, as numbers. Times are in seconds since the start of their own run."""
+"""The numbers behind the picture. Times are in seconds since the start of each run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Timeline:
 
     - `seconds`: the time of the last thing to show.
     - `last_steps`: when each run's last step was finished.
-    - `undisturbed`, `disturbed`: samples, or steps, per second in each bucket, None where no step
-      was running.
+    - `undisturbed`, `disturbed`: samples, or steps, per second in each bucket, `None` without a
+      running step.
     - `kills`: (time, rank) of each kill.
     - `rebuilt`: curves of (time, share rebuilt).
     """
@@ -55,7 +55,7 @@ def timeline(undisturbed: RunRecord, disturbed: RunRecord, global_batch: int | N
 
 
 def _end(run: RunRecord) -> float:
-    """When the last step was finished; 0 where none was."""
+    """When the last step was finished; 0 without a finished step."""
     if not run.finished or run.started_at is None:
         return 0.0
     return run.finished[-1][1] - run.started_at
@@ -64,7 +64,7 @@ def _end(run: RunRecord) -> float:
 def kill_times(record: RunRecord) -> list[tuple[float, int]]:
     """(seconds since the epoch, rank) of every kill.
 
-    A death that is no known kill counts as one when it was noticed.
+    A death without a known kill counts as a kill at the time of notice.
     """
     known = {kill.rank for kill in record.kills}
     found = [(kill.time, kill.rank) for kill in record.kills]
@@ -78,11 +78,10 @@ def kill_times(record: RunRecord) -> list[tuple[float, int]]:
 
 
 def rebuild_curves(record: RunRecord) -> list[Curve]:
-    """A curve for each time in which rows were missing.
+    """A curve for each time with missing rows.
 
-    Its points are (seconds since the epoch, share of the lost rows that is back), ascending. The
-    share is known at each progress event. A failure in between adds its shards, of which nothing is
-    back.
+    Points are (seconds since the epoch, share of the lost rows recovered), ascending. The share is
+    known at each progress event. A failure in between adds its shards, with no row recovered.
     """
     losing = [failure for failure in record.failures if failure.shards]
     last = max([time for _, time in record.finished], default=0.0)

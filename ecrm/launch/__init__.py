@@ -1,1 +1,1 @@
-"""Starting a run: checks, the mpirun line, and a watch so that no process is left behind."""
+"""Start a run: checks, the mpirun line, and a watch leaving no process behind."""

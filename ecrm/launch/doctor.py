@@ -1,4 +1,4 @@
-"""`ecrm doctor`: what is installed, what this machine has, and whether training can run here."""
+"""`ecrm doctor`: report packages and this machine, and whether training can run here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ PACKAGES = (
 )
 TRIAL_SECONDS = 60.0
 
-# Rank 1 kills itself; the others must notice, shrink and agree. What they print is the number left.
+# Rank 1 kills itself; the other ranks must notice, shrink and agree. Rank 0 prints the number of
+# ranks left.
 TRIAL = """
 import mpi4py; mpi4py.rc.finalize = False
 from mpi4py import MPI
@@ -52,7 +53,7 @@ os._exit(0)
 
 
 def doctor() -> int:
-    """Print one line per finding; returns 0 if training can run here, else 2."""
+    """Print one line per finding; return 0 if training can run here, else 2."""
     bad = 0
     for name, find in FINDINGS.items():
         try:
@@ -111,7 +112,7 @@ def _effective() -> Iterator[str]:
     if fbgemm_installed():
         try:
             import fbgemm_gpu  # noqa: F401 - installed is not yet working
-        except Exception as error:  # a library that does not fit may raise anything
+        except Exception as error:  # an unfit library may raise anything
             yield f"storage.backend fbgemm does not work: {error}"
 
 
@@ -129,7 +130,7 @@ def _mpi() -> Iterator[str]:
 
 
 def _try_a_death(mpirun: Path) -> str:
-    """What the ranks of a three-rank trial printed, after all its processes are gone."""
+    """The output of a three-rank trial; on return all its processes are gone."""
     from ecrm.config import ClusterConfig, Config
 
     config = Config(cluster=ClusterConfig(servers=1, trainers=1, spares=1))

@@ -1,20 +1,20 @@
-"""The variables that mpirun is started with: none that would change what its line says."""
+"""The variables for starting mpirun, without variables able to change the mpirun line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 SESSION_BASE = "PRTE_MCA_prte_tmpdir_base"
-"""Where mpirun keeps the files of its session: the one variable of its own that a user may set."""
+"""The folder for mpirun's session files: the only variable of mpirun left to the user."""
 
 _OF_MPIRUN = ("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_")
 
 
 def mpirun_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """`environ` without the variables of Open MPI, and a line that names them, if there are any.
+    """`environ` without the variables of Open MPI, and a line naming the removed variables, if any.
 
-    A cluster's module sets them for another Open MPI (OMPI_MCA_pml=ucx, OPAL_PREFIX), and an mpirun
-    or a batch step around this process for its own ranks (PMIX_RANK).
+    A cluster's module sets such variables for another Open MPI (OMPI_MCA_pml=ucx, OPAL_PREFIX), and
+    an mpirun or a batch step around this process for its own ranks (PMIX_RANK).
     """
     ignored = sorted(
         name for name in environ if name.startswith(_OF_MPIRUN) and name != SESSION_BASE

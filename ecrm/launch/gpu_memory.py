@@ -1,4 +1,4 @@
-"""The memory that is free on this machine's GPUs."""
+"""The memory free on this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from ecrm.config.schema import Config
 
 SECONDS = 60
-"""After which a GPU that does not say what it has counts as unknown."""
+"""Seconds without an answer before the free memory of the GPUs counts as unknown."""
 PROGRAM = """
 import json, torch
 gpus = range(torch.cuda.device_count())
@@ -18,10 +18,10 @@ print(json.dumps([torch.cuda.mem_get_info(gpu)[0] for gpu in gpus]))
 
 
 def free_on_gpus(config: Config) -> list[int]:
-    """Bytes free on each GPU that ranks started here can use, none where that is not known.
+    """Bytes free on each GPU usable by ranks started here, empty if unknown.
 
-    Empty, too, where the config uses no GPU. A process that ends asks for it: whoever asks takes
-    hundreds of megabytes of a GPU until its end, and must not fork afterwards.
+    Also empty if the config uses no GPU. A short-lived process looks: looking takes hundreds of
+    megabytes of a GPU until the process ends, and forbids a later fork.
     """
     if "cuda" not in (config.storage.device, config.train.device) or config.testing.imitated_gpu:
         return []
@@ -31,4 +31,4 @@ def free_on_gpus(config: Config) -> list[int]:
         )
         return [int(free) for free in json.loads(asked.stdout)]
     except (OSError, subprocess.SubprocessError, ValueError):
-        return []  # its ranks find out, and say why
+        return []  # the ranks find out, and give the reason

@@ -1,6 +1,6 @@
-"""The hosts file: which hosts a run may use, and which rank goes on which.
+"""The hosts file: the hosts usable by a run, and the host of each rank.
 
-Reading the file is the only side effect here.
+Reading the file is the only side effect of this module.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ecrm.base.wording import named
 from ecrm.errors import UsageError
 
 FORM = "a line is NAME [slots=N] [address=ADDRESS], such as node1 slots=2"
-# Names become words of a command: none may look like an option or like something for a shell.
+# Names become words of a command: no name may look like an option or like shell syntax.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 
 
 @dataclass(frozen=True)
 class Host:
-    """One line of a hosts file: a name, how many ranks it takes, and where it is reached."""
+    """One line of a hosts file: the name, the number of ranks, and the address of a host."""
 
     name: str
     slots: int
@@ -29,9 +29,9 @@ class Host:
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """The hosts of a file, in its order.
+    """The hosts of a file, in the file's order.
 
-    Raises UsageError, with file and line, for anything wrong in it.
+    Raises UsageError, with file and line, for any error in the file.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -85,8 +85,8 @@ def _host(words: Sequence[str]) -> Host:
 def place(hosts: Sequence[Host], ranks: int, path: Path) -> list[Host]:
     """The host of each rank.
 
-    Each host gets one rank in turn, in the file's order. Hosts that are full are passed over.
-    Raises UsageError where there are fewer slots than ranks.
+    Each host gets one rank in turn, in the file's order. Full hosts are passed over. Raises
+    UsageError if the slots are fewer than the ranks.
     """
     slots = sum(host.slots for host in hosts)
     if slots < ranks:
@@ -103,7 +103,7 @@ def place(hosts: Sequence[Host], ranks: int, path: Path) -> list[Host]:
 
 
 def placement_in_words(placed: Sequence[Host]) -> list[str]:
-    """One line per host that has ranks, such as "node1: ranks 0, 3"."""
+    """One line per host with ranks, such as "node1: ranks 0, 3"."""
     ranks: dict[str, list[int]] = {}
     for rank, host in enumerate(placed):
         ranks.setdefault(host.name, []).append(rank)

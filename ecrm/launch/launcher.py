@@ -1,4 +1,4 @@
-"""`ecrm launch`: check everything, print and run the mpirun line, judge by what the run left."""
+"""`ecrm launch`: check everything, print and run the mpirun line, judge by the run's files."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from ecrm.run.session_folders import newest_session
 
 
 class RunFailed(EcrmError):
-    """A run that was started did not complete; ends the program with the code given here.
+    """A started run did not complete; ends the program with the given `exit_code`.
 
-    `told` is whether a rank has printed why, on this program's stderr.
+    `told` is whether a rank has printed the reason, on this program's stderr.
     """
 
     def __init__(self, message: str, exit_code: int, told: bool = False) -> None:
@@ -63,13 +63,13 @@ def launch(
     resume: Path | None = None,
     init_from: Path | None = None,
 ) -> int:
-    """Run a config or a script under mpirun; returns 0 if the run completed, raises EcrmError else.
+    """Run a config or a script under mpirun; return 0 if the run completed, else raise EcrmError.
 
     `resume` is a run folder, a checkpoint or a folder of mapped files to go on from, or
-    AUTO_RESUME, `init_from` a run folder or a checkpoint whose weights are those of step 0. With
-    `elsewhere`, the ranks run on those hosts and not on this machine. Nothing is written or started
-    before all checks have passed; with `dry_run` nothing is at all. What a script trains, and for
-    how long, is known to its ranks alone: they make the checks that need it.
+    AUTO_RESUME, `init_from` a run folder or a checkpoint with the weights of step 0. With
+    `elsewhere`, the ranks run on the given hosts and not on this machine. Nothing is written or
+    started before all checks have passed; with `dry_run` nothing is at all. Tables and steps of a
+    script are known to its ranks alone: the ranks make the checks in need of such facts.
     """
     found = look(run_dir, resume)
     script = isinstance(trained, Script)
@@ -98,7 +98,7 @@ def launch(
     somewhere = hosts is not None or ELSEWHERE.intersection(mpirun_args)
     available = None if script or somewhere else memory_bytes()[1]
     gpus: Sequence[int] = ()
-    if available is not None:  # all on this machine, and what they need is known
+    if available is not None:  # all ranks are on this machine, and the needs are known
         gpus = free_on_gpus(config)
         warnings = [check_memory(config, start.steps, available, gpus)]
         if start.mapped is not None:
@@ -180,13 +180,13 @@ def launch(
 
 
 def _start_of_script(config: Config, kills: Sequence[Kill]) -> Start:
-    """What is known here of a script's run: nothing but its ranks."""
+    """Check the kills of a script's run; return an empty start, since only the ranks know more."""
     check_script_kills(kills, config.world_size)
     return Start(steps=0, identity={})
 
 
 def fresh_run_dir(trained: str | Script) -> Path:
-    """runs/NAME-TIMESTAMP, with a number after it where that is taken."""
+    """runs/NAME-TIMESTAMP, with a number appended if the name is taken."""
     name = trained.path.name if isinstance(trained, Script) else Path(trained).name
     name = name.removesuffix(".toml").removesuffix(SUFFIX)
     stem = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -198,17 +198,17 @@ def fresh_run_dir(trained: str | Script) -> Path:
 
 
 def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
-    """Raise RunFailed unless the run left its completion marker.
+    """Raise RunFailed unless the run left its completion marker, with the model kept.
 
     mpirun's exit code proves nothing either way.
 
-    `over_hosts` the line in which a rank said why may be lost with the connection to its host, so
-    the error says it (again). The error of a run that has stopped when asked to says nothing, since
-    the run has said it.
+    With `over_hosts` a rank's line with the reason may be lost with the connection to the rank's
+    host, and the error gives the reason (again). The error of a run stopped on request counts as
+    `told`, since the run has reported the stop.
     """
     last = newest_session(folder)
     summary = read_own(last / "summary.json", ending.launch)
-    # a session that was to end for the next one may have been stopped itself
+    # a session that was to end for the next session may have been stopped itself
     stopped_in = next(
         (each for each in (last, folder) if read_own(each / "stopped.json", ending.launch)), last
     )
@@ -249,7 +249,7 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
         raise RunFailed(f"the run did not complete: {ending.gave_up}{where}", 1)
     code = ending.exit_code
     how = f"mpirun died of {_signal_name(-code)}" if code < 0 else f"mpirun ended with {code}"
-    # every rank ended so, and the first of them has said why
+    # every rank ended with this code, and the first rank has given the reason
     told = code in (UsageError.exit_code, DataError.exit_code, ScriptFailed.exit_code)
     raise RunFailed(f"the run did not complete ({how}){where}", code if 0 < code < 126 else 1, told)
 

@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, and an Open MPI that survives deaths."""
+"""The resources of this machine: cores, memory, and an Open MPI surviving deaths."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ THREADS_OF_A_CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list
 
 
 def physical_cores() -> int:
-    """The number of cores that this process may use.
+    """The number of cores usable by this process.
 
-    Hyperthreads of one core count once, as mpirun counts its slots.
+    Hyperthreads of one core count once, as in mpirun's count of slots.
     """
     cores = set()
     for cpu in os.sched_getaffinity(0):
@@ -30,9 +30,9 @@ def physical_cores() -> int:
 
 
 def find_mpirun() -> Path:
-    """The mpirun beside the running Python, which mpi4py uses too; else the first on PATH.
+    """The mpirun beside the running Python, as used by mpi4py; else the first mpirun on PATH.
 
-    Raises UsageError where there is none.
+    Raises UsageError if no mpirun is found.
     """
     beside = Path(sys.executable).parent / "mpirun"
     if beside.is_file():
@@ -44,9 +44,9 @@ def find_mpirun() -> Path:
 
 
 def require_fault_tolerance(mpirun: Path) -> str:
-    """The version of the Open MPI that `mpirun` belongs to.
+    """The version of the Open MPI of `mpirun`.
 
-    Raises UsageError unless it was built with ULFM.
+    Raises UsageError unless a working ompi_info tells of ULFM.
     """
     info = mpirun.with_name("ompi_info")
     if not info.is_file():

@@ -1,4 +1,4 @@
-"""How much memory a run needs, and whether this machine has it.
+"""The memory needed by a run, compared with the memory of this machine.
 
 Known from the config and the manifest of the data alone; imports no torch.
 """
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ecrm.placement.view import View
 
 PROCESS_BYTES = 165_000_000
-"""What a rank holds for itself: Python, torch, MPI, its buffers (measured: 165 MB)."""
+"""Memory of a rank's process: Python, torch, MPI, buffers (measured: 165 MB)."""
 LEAST_PROCESS_BYTES = 100_000_000
-"""What it holds for certain."""
+"""The least memory of a rank's process."""
 PAGE = 4096
 STATE_FLOATS: dict[str, Callable[[int], tuple[int, ...]]] = {
     "sgd": lambda dim: (),
@@ -33,30 +33,31 @@ STATE_FLOATS: dict[str, Callable[[int], tuple[int, ...]]] = {
     "adagrad": lambda dim: (dim,),
     "adam": lambda dim: (dim, dim),
 }
-"""Floats of optimizer state of a row, in each array of it."""
+"""Floats of optimizer state of a row, one number for each array of state."""
 MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
 GPU_VECTOR = 16
-"""Bytes: a record on a GPU takes a multiple of them."""
+"""Bytes: the size of a record on a GPU is a multiple of GPU_VECTOR."""
 NOTES_BYTES = 2_000_000
 """Notes of steps beside a dense state at most: 5 bytes for each of 262,144 samples, and losses."""
 REGISTERED = 16 << 20
-"""Bytes of lent memory that are registered with a GPU together, and handed out with that."""
+"""Bytes of lent memory registered with a GPU at once; registering hands out the pages."""
 REDUNDANT = ("erasure", "chain", "replicate")
-"""Protections that send what has changed to other servers."""
+"""Protections with changed rows sent to other servers."""
 MB = 1e6
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that one rank needs.
+    """Bytes needed by one rank.
 
     - `process`: the process itself, with its libraries.
-    - `rows`, with their optimizer state, and `parity`: once every row was updated.
+    - `rows`, with optimizer state, and `parity`: once every row was updated.
     - `undo`: undo logs at most.
     - `dense`: the dense replica.
-    - `staging`: copies on the host of what a GPU sends and gets, at most. Most of it is pinned.
+    - `staging`: copies on the host of data sent and received by a GPU, at most. Most of `staging`
+      is pinned.
 
-    Of a GPU it says what the rank needs there. `process` is then 0: what CUDA itself takes there
+    A Need may instead count memory of a GPU. `process` is then 0: the memory taken by CUDA itself
     depends on the GPU and its driver.
     """
 
@@ -86,10 +87,10 @@ class Need:
 
 
 class Needs:
-    """What the ranks of a config need: a `server`, a `trainer`, a `spare`, and all together.
+    """The needs of a config's ranks: a `server`, a `trainer`, a `spare`, and all ranks together.
 
-    `server_on_gpu` and `dense_on_gpu` are what a server and a dense replica need of a GPU. What a
-    GPU is imitated in counts as memory of the host, which it is.
+    `server_on_gpu` and `dense_on_gpu` are the needs of a server and a dense replica on a GPU.
+    Memory of an imitated GPU is memory of the host, and counts as such.
     """
 
     def __init__(self, config: Config, steps: int) -> None:
@@ -140,7 +141,7 @@ class Needs:
     def of_ranks(
         self, servers: Sequence[int], trainers: Sequence[int], holders: Sequence[int]
     ) -> list[Need]:
-        """What each rank needs, in the order of the ranks.
+        """The need of each rank, in the order of the ranks.
 
         `servers`, `trainers` and `holders` are ranks; `holders` have a dense replica.
         """
@@ -154,7 +155,7 @@ class Needs:
         return needs
 
     def on_gpu_of_ranks(self, servers: Sequence[int], holders: Sequence[int]) -> list[Need]:
-        """What each rank needs of its GPU; arguments as those of `of_ranks`."""
+        """The need of each rank on its GPU; arguments as for `of_ranks`."""
         needs = [Need(process=0) for _ in range(self.config.world_size)]
         for rank in servers:
             needs[rank] += self.server_on_gpu
@@ -164,7 +165,7 @@ class Needs:
 
     @property
     def certain(self) -> int:
-        """Bytes that all ranks need at least, whatever rows are updated."""
+        """Bytes needed by all ranks together at least, no matter which rows are updated."""
         config = self.config
         holders = max(config.cluster.trainers, config.failures_survived + 1)
         bytes_of_all = LEAST_PROCESS_BYTES * config.world_size + self._dense * holders
@@ -174,14 +175,15 @@ class Needs:
 
     @property
     def most(self) -> int:
-        """Bytes that all ranks need once every row is updated that the run can update.
+        """Bytes needed by all ranks together once every row reachable by the run is updated.
 
-        A row takes a page, or its part of the table where that is smaller.
+        An updated row counts as a page, or as a record if larger; all rows of a shard count at most
+        as the whole shard.
         """
         config, cluster = self.config, self.config.cluster
         rows = self.server.rows + self.server.parity if config.storage.prefault else self._updated
         holders = max(cluster.trainers, config.failures_survived + 1)
-        if cluster.failure_domain == "host":  # all trainers may be in one
+        if cluster.failure_domain == "host":  # all trainers may be on one host
             holders = cluster.trainers + config.failures_survived
         of_trainers = self.trainer.parity + self.trainer.staging
         of_slots = self._dense * holders + of_trainers * cluster.trainers
@@ -190,15 +192,15 @@ class Needs:
 
     @property
     def files(self) -> int:
-        """Bytes that mapped files hold at most, with every row updated that the run can update."""
+        """Most bytes held by mapped files, with every row reachable by the run updated."""
         holders = max(self.config.cluster.trainers, 1)
         return self._files + self._dense * holders + NOTES_BYTES * 2 * holders
 
 
 def _mapped_bytes(config: Config, rows: int, updated: int, looked_up: int) -> int:
-    """Bytes of the files of `rows` rows of which so many are `updated`, and of their journals.
+    """Bytes of the files of `rows` rows, `updated` of them updated, and of the journals.
 
-    Values, state and marks lie apart. A row of each that is updated takes its pages.
+    Values, state and marks lie apart. In each area an updated row takes whole pages.
     """
     dim, state = config.model.embedding_dim, STATE_FLOATS[config.train.sparse_optimizer]
     sizes = [4 * floats for floats in (dim, *state(dim), 1)]
@@ -212,10 +214,11 @@ def _is_on_gpu(config: Config, device: str) -> bool:
 
 
 def _grown_log_bytes(config: Config, touched: int, record: int, rows: int) -> int:
-    """Bytes of the log of a shard of so many `rows` on a GPU, where it grows as it is needed.
+    """Bytes of the log of a shard with `rows` rows on a GPU, with the log growing on demand.
 
-    `touched` rows are updated between two commits. It has room for a quarter more than one step
-    updates. Where steps are merged, it also has room for twice all of them, and 4 bytes a row.
+    `touched` rows are updated between two commits. The log has room for a quarter more rows than
+    one step updates. With merged steps the log also has room for twice all touched rows, and 4
+    bytes a row.
     """
     steps = config.protection.commit_interval
     of_a_step = -(-touched // steps) * record * 5 // 4
@@ -223,10 +226,10 @@ def _grown_log_bytes(config: Config, touched: int, record: int, rows: int) -> in
 
 
 def _server_staging(config: Config, looked_up: int, touched: int, record: int) -> int:
-    """Bytes on the host of what a server with rows on a GPU sends and gets, at most.
+    """Most bytes on the host for data sent and received by a server with rows on a GPU.
 
-    What it lends has a quarter more room there, in chunks that are registered as a whole. What
-    comes, and row numbers, lie in pinned memory, of which torch takes the next power of two.
+    Lent memory has a quarter more room, in chunks registered as a whole. Received data, and row
+    numbers, lie in pinned memory, rounded up by torch to the next power of two.
     """
     copies = config.failures_survived if config.protection.name in REDUNDANT else 0
     asked = looked_up // config.cluster.servers
@@ -236,9 +239,10 @@ def _server_staging(config: Config, looked_up: int, touched: int, record: int) -
 
 
 def _trainer_staging(config: Config, looked_up: int, dense_on_gpu: int) -> int:
-    """Bytes on the host of what a trainer's GPU gets and sends, at most, as `_server_staging`.
+    """Most bytes on the host for data received and sent by a trainer's GPU, as `_server_staging`.
 
-    That is values and gradients of rows, those of the model for each slot, and their sum.
+    Counted are values and gradients of rows, the model's gradients for each slot, and the sum of
+    the model's gradients.
     """
     if not dense_on_gpu:
         return 0
@@ -258,7 +262,7 @@ def _stripes(config: Config) -> tuple[int, int]:
 
 
 def _last_seen(config: Config, rows: int) -> int:
-    """Bytes of the rows that a rank with slots remembers: a number and the values of each."""
+    """Bytes of the rows remembered by a rank with slots: row number and values of each row."""
     if config.protection.name != "stateless":
         return 0
     return min(config.protection.last_seen_rows, rows) * (8 + 4 * config.model.embedding_dim)
@@ -277,11 +281,11 @@ def _dense_bytes(config: Config, tables: int) -> int:
 
 
 def check_memory(config: Config, steps: int, available: int, gpus: Sequence[int] = ()) -> str:
-    """A warning, or "", where a machine with so many bytes `available` is to run all ranks.
+    """A warning, or "", about running all ranks on a machine with `available` bytes.
 
-    `gpus` are the bytes free on each GPU, none where that is not known. Raises UsageError where it
-    cannot for certain: rows that are never updated need no memory, so that a table larger than the
-    machine is no reason, unless all of it is handed out at the start, as on a GPU.
+    `gpus` are the bytes free on each GPU, empty if unknown. Raises UsageError if the memory is
+    certain to be too small: rows never updated need no memory, and a table larger than the machine
+    is no reason, unless the whole table is handed out at the start, as on a GPU.
     """
     needs = Needs(config, steps)
     if needs.certain > available:
@@ -319,9 +323,9 @@ def check_memory(config: Config, steps: int, available: int, gpus: Sequence[int]
 
 
 def _on_gpus(needs: Needs, gpus: int) -> dict[int, tuple[int, Need]]:
-    """Of each of this machine's GPUs on which something is needed: by how many ranks, and what.
+    """The number of ranks and the ranks' common need, for each GPU of this machine in use.
 
-    Ranks share GPUs: rank r uses GPU r modulo their number.
+    Ranks share GPUs: rank r uses GPU r modulo the number of GPUs.
     """
     if not gpus or not (needs.server_on_gpu.total or needs.dense_on_gpu):
         return {}
@@ -344,10 +348,10 @@ def _kinds(need: Need) -> list[str]:
 
 
 def check_room(config: Config, steps: int, folder: Path) -> str:
-    """A warning where mapped files in `folder` may need more than is free there, or nothing.
+    """A warning, or "", about mapped files in `folder` possibly larger than the free space.
 
-    They are sparse, and a page that finds no room when it is first written kills its rank. What
-    they may need is when every row is trained that the data can reach.
+    Mapped files are sparse, and a page without room at the first write kills its rank. The files
+    are largest once every row reachable by the data is trained.
     """
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     held = sum(file.stat().st_blocks * 512 for file in folder.glob("*.*"))
@@ -364,7 +368,7 @@ def check_room(config: Config, steps: int, folder: Path) -> str:
 def _that_fit(
     config: Config, steps: int, available: int, gpus: Sequence[int]
 ) -> list[Mapping[str, object]]:
-    """Settings with which what is certain fits."""
+    """Settings for which the memory certain to be needed fits."""
 
     def fits(section: str, **values: object) -> bool:
         changed = replace(config, **{section: replace(getattr(config, section), **values)})
@@ -398,11 +402,11 @@ def in_words(
     available: int | None,
     gpus: Sequence[int] = (),
 ) -> list[str]:
-    """Lines for `--dry-run`: what each rank needs, and each of the `hosts` of the ranks.
+    """Lines for `--dry-run`: the need of each rank, and of each of the `hosts` of the ranks.
 
-    None for hosts is this machine, and for the bytes `available` here that they are not known.
-    `gpus` are the bytes free on each GPU here, none where that is not known. Raises UsageError,
-    with what to type, where the hosts are too few for the config.
+    `hosts` is `None` for this machine, `available` is `None` if the bytes here are unknown. `gpus`
+    are the bytes free on each GPU here, empty if unknown. Raises UsageError, with a remedy to type,
+    if the hosts are too few for the config.
     """
     needs, view = Needs(config, steps), _view(config, hosts)
     names = ["this machine"] * config.world_size if hosts is None else hosts
@@ -441,7 +445,7 @@ def in_words(
 
 
 def _view(config: Config, hosts: Sequence[str] | None) -> View:
-    """Where roles are at the start."""
+    """The view at the start."""
     from ecrm.protection import make_protection
 
     domains: Sequence[str] = [f"rank {rank}" for rank in range(config.world_size)]
@@ -451,7 +455,7 @@ def _view(config: Config, hosts: Sequence[str] | None) -> View:
 
 
 def _by_need(ranks: Sequence[Need]) -> list[str]:
-    """A line for all ranks that need the same; none for those that need nothing."""
+    """A line for all ranks with an equal need; no line for ranks without a need."""
     lines = []
     for need in dict.fromkeys(need for need in ranks if need.total):
         those = [rank for rank, other in enumerate(ranks) if other == need]
@@ -466,7 +470,7 @@ def _of_host(ranks: Sequence[Need], hosts: Sequence[str], host: str) -> Need:
 
 
 def _ranks(numbers: Sequence[int]) -> str:
-    """Ranks, ascending, runs of them as first-last, such as "rank 6" or "ranks 0-3"."""
+    """Ranks, ascending, runs of ranks as first-last, such as "rank 6" or "ranks 0-3"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][-1] == number - 1:

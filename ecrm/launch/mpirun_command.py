@@ -14,25 +14,26 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 ELSEWHERE = frozenset(("--host", "-H", "--hostfile", "--machinefile"))
 """Words of --mpirun-args with which ranks may run on other machines.
 
-The memory and the cores of those are not known here.
+Memory and cores of other machines are unknown to the launcher.
 """
 PLACES_RANKS = ELSEWHERE | {"--oversubscribe", "--map-by"}
-"""Words of --mpirun-args after which this machine's cores say nothing."""
+"""Words of --mpirun-args after which the number of this machine's cores does not matter."""
 HASH_SEED = "PYTHONHASHSEED"
 
 
 def thread_environment(config: Config) -> dict[str, str]:
-    """Variables that hold every numeric library of a rank to train.threads threads.
+    """Variables limiting every numeric library of a rank to train.threads threads.
 
-    The libraries read them when torch is imported.
+    The libraries read the variables when torch is imported.
     """
     return {name: str(config.train.threads) for name in THREAD_VARIABLES}
 
 
 def hash_seed(environ: Mapping[str, str]) -> str:
-    """The seed of Python's hash() of text for all ranks: that of `environ`, where it is a number.
+    """The seed of Python's hash() of text for all ranks: a number from `environ`, else 0.
 
-    Without one, `hash(word) % rows` is another row in each process, and after each resume.
+    Without a common seed, `hash(word) % rows` is a different row in each process, and after each
+    resume.
     """
     seed = environ.get(HASH_SEED, "")
     return seed if seed.isdecimal() else "0"
@@ -78,12 +79,12 @@ def mpirun_line(
     subnet: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> list[str]:
-    """The words that start `command` (a program and its arguments) on config.world_size ranks.
+    """The words starting `command` (a program and its arguments) on config.world_size ranks.
 
     `cores` are this machine's, `root` is whether the user is root, `extra` are words for mpirun,
-    last; an MCA parameter that they set is left out before. With a `subnet`, `command` takes its
-    rank to another host, and ranks talk over that. Ranks on this machine alone talk through shared
-    memory alone, and no rank listens on the network.
+    last; an MCA parameter set in `extra` is left out before. With a `subnet`, `command` takes its
+    rank to another host, and ranks talk over the subnet. Ranks on this machine alone talk through
+    shared memory alone, and no rank listens on the network.
     """
     line = [mpirun, "--with-ft", "ulfm"]
     placed = _names(extra, PLACES_RANKS)
@@ -93,11 +94,11 @@ def mpirun_line(
         line.append("--allow-run-as-root")
     # Binding would pin a rank's numeric threads, and its guard, to one core.
     line += ["--bind-to", "none"]
-    # han and cuda deadlock in Agree across hosts (open-mpi/ompi#13915); the other two are what
-    # --with-ft excludes by itself, which an option of the same name replaces.
+    # han and cuda deadlock in Agree across hosts (open-mpi/ompi#13915); --with-ft excludes hcoll
+    # and portals4 by itself, but an option of the same name replaces the list of --with-ft.
     parameters = [("--mca", "coll", "^han,cuda,hcoll,portals4")]
-    # PMIx's store in shared memory: neither for ranks on other hosts, nor safe from a lock whose
-    # holder has died (prterun aborted on one).
+    # Not PMIx's store in shared memory: the store does not serve ranks on other hosts, and is not
+    # safe from a lock with a dead holder (prterun aborted on such a lock).
     parameters += [("--pmixmca", "gds", "hash")]
     if subnet is not None:
         parameters += over_network(subnet)
@@ -113,17 +114,17 @@ def mpirun_line(
 
 
 ON_ONE_MPIRUN = (("--prtemca", "ras", "^slurm,pbs"), ("--prtemca", "plm", "^slurm"))
-"""Whatever a batch system says in variables, mpirun starts all ranks on this machine."""
+"""Options to start all ranks on this machine, ignoring the variables of a batch system."""
 
 ON_THIS_MACHINE = (*ON_ONE_MPIRUN, ("--mca", "pml", "ob1"), ("--mca", "btl", "self,sm"))
 
 
 def over_network(subnet: str) -> list[tuple[str, str, str]]:
-    """Options of an mpirun that stays on this machine while its ranks are on others.
+    """Options of an mpirun on this machine with its ranks on other hosts.
 
-    No daemon elsewhere, for the daemons of Open MPI 5.0 cannot lose one another; ranks reach this
-    one, and each other, by TCP. mpirun takes all ranks for its neighbours, so whatever shares
-    memory is left out.
+    No daemon runs on another host, for the daemons of Open MPI 5.0 cannot survive the loss of a
+    daemon. Ranks reach the daemon here, and all other ranks, by TCP. mpirun takes all ranks for
+    neighbours, and all transports through shared memory are left out.
     """
     return [
         *ON_ONE_MPIRUN,
@@ -136,5 +137,5 @@ def over_network(subnet: str) -> list[tuple[str, str, str]]:
 
 
 def _names(words: Sequence[str], options: Container[str]) -> bool:
-    """Whether one of `words` is one of `options`, with or without =VALUE."""
+    """Whether a word of `words` is among `options`, with or without =VALUE."""
     return any(word.split("=")[0] in options for word in words)

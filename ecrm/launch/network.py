@@ -1,6 +1,6 @@
-"""The network that ranks on several hosts talk over.
+"""The network between ranks on several hosts.
 
-That is the head machine's address in it, and its subnet; IPv4 only.
+A network has the head machine's address and a subnet; IPv4 only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
 @dataclass(frozen=True)
 class Network:
-    """An interface of this machine: its name, its address, and the subnet that it is in."""
+    """An interface of this machine: name, address, and subnet."""
 
     interface: str
     address: str
@@ -28,7 +28,7 @@ class Network:
 
 
 def local_networks() -> list[Network]:
-    """This machine's interfaces that have an IPv4 address, the first address of each."""
+    """This machine's interfaces with an IPv4 address, and the first address of each interface."""
     networks = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for _, name in socket.if_nameindex():
@@ -36,7 +36,7 @@ def local_networks() -> list[Network]:
                 address, mask = (
                     _ask(control, request, name) for request in (_SIOCGIFADDR, _SIOCGIFNETMASK)
                 )
-            except OSError:  # it has none
+            except OSError:  # no IPv4 address
                 continue
             networks.append(
                 Network(name, address, ipaddress.IPv4Network(f"{address}/{mask}", strict=False))
@@ -52,9 +52,9 @@ def _ask(control: socket.socket, request: int, interface: str) -> str:
 def choose_network(
     wanted: str | None, hosts: Iterable[Host], networks: Sequence[Network]
 ) -> Network:
-    """The one of `networks` that all hosts are in, or the one that `wanted` names.
+    """The network in `networks` with all hosts, or the network named by `wanted`.
 
-    `wanted` is an interface or a subnet. Raises UsageError where there is no such network.
+    `wanted` is an interface or a subnet. Raises UsageError if no network fits.
     """
     have = ", ".join(f"{network.interface} {network.subnet}" for network in networks) or "none"
     if wanted is not None:

@@ -1,9 +1,9 @@
-"""Hosts that the head machine hears but that do not hear each other: one of the two is given up.
+"""Pairs of hosts heard by the head machine but cut off from each other: one host is given up.
 
-The agent of a rank tells its client which addresses acknowledge nothing of what the rank sends.
-Clients put that into the job's folder on the head machine as pairs of hosts. A host is given up on
-the word of a client of the other host of a pair, whose own agent has been heard since. So a host
-that is lost itself costs no other.
+The agent of a rank tells its client the addresses acknowledging nothing sent by the rank. Clients
+put pairs of hosts into the job's folder on the head machine. A host is given up on the word of a
+client of the other host of a pair, if the client's own agent has been heard since. Thus a lost host
+costs no other host.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ecrm.process.neighbours import JOB, Noticeboard
 from ecrm.process.preflight import JOB_FOLDER
 
 GATHER = 0.25
-"""Of the keep-alive time, from the first pair to the choice: a host may be in several pairs."""
+"""Share of the keep-alive time from first pair to choice: a host may be in several pairs."""
 
 
 def chosen(pairs: Collection[tuple[int, int]]) -> set[int]:
-    """Hosts, by their place in the hosts file, without which no pair is left.
+    """The hosts to give up, by place in the hosts file, to leave no pair.
 
-    One after the other: the host in most pairs, of several the last.
+    Hosts are chosen in turn: the host in most pairs, of several such hosts the last.
     """
     gone: set[int] = set()
     while left := [pair for pair in pairs if not gone & set(pair)]:
@@ -36,9 +36,9 @@ def chosen(pairs: Collection[tuple[int, int]]) -> set[int]:
 
 
 class Cuts:
-    """What the client of one rank knows and says of pairs of hosts.
+    """Knowledge and reports of one rank's client about pairs of hosts.
 
-    Without a folder for the job there are none.
+    Without a folder for the job no pairs are known.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Cuts:
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`placed` has the host of each rank, `clients` the processes that hear their agents."""
+        """`placed` has the host of each rank, `clients` the noticeboard of the clients."""
         names = [host.name for host in dict.fromkeys(placed)]
         self._names, self._of = names, [names.index(host.name) for host in placed]
         self._me, self._gather = self._of[rank], GATHER * keep_alive
@@ -60,13 +60,13 @@ class Cuts:
         self._folder = folder / f"ecrm-cuts-{environ.get(JOB, '')}"
 
     def is_at(self, address: str) -> None:
-        """This client's host has that address."""
+        """Record `address` as the address of this client's host."""
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
         self._put(f"address {address}", str(self._me))
 
     def unheard(self, addresses: Collection[str]) -> None:
-        """Hosts at these addresses acknowledge nothing. Those that are lost are left out."""
+        """Record pairs with the hosts at addresses acknowledging nothing, except lost hosts."""
         living = self._living()
         for address in addresses:
             with contextlib.suppress(OSError, ValueError):
@@ -75,14 +75,14 @@ class Cuts:
                     self._put("pair {} {}".format(*sorted((other, self._me))), str(self._clock()))
 
     def given_up(self, heard: float) -> bool:
-        """Whether this client's host is; `heard` is when its agent last was.
+        """Whether this client's host is given up; `heard` is when its agent was last heard.
 
-        Gives up others where that is for this client to say.
+        Also gives up other hosts, if this client may decide.
         """
         pairs, gone = self._read()
         if pairs and self._clock() - min(pairs.values()) >= self._gather:
             lost = {host for pair in pairs for host in pair} - self._living()
-            for host in lost:  # in another way: its clients are dead
+            for host in lost:  # lost in a different way: all clients of the host are dead
                 self._put(f"gone {host}", "")
             for host in chosen([pair for pair in pairs if not lost & set(pair)]):
                 witnessed = [
@@ -103,11 +103,11 @@ class Cuts:
         return self._me in self._read()[1]
 
     def _living(self) -> set[int]:
-        """Hosts of which a client is alive."""
+        """Hosts with a live client."""
         return {self._of[rank] for rank in self._clients.living()}
 
     def _read(self) -> tuple[dict[tuple[int, int], float], set[int]]:
-        """({pair of hosts, none given up: since when it is known}, hosts that are given up)."""
+        """({pair of hosts not given up: when the pair became known}, hosts given up)."""
         pairs: dict[tuple[int, int], float] = {}
         gone: set[int] = set()
         with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ class Cuts:
         return {pair: since for pair, since in pairs.items() if not gone & set(pair)}, gone
 
     def _put(self, name: str, text: str) -> bool:
-        """Whether this was the first to put it there; it is there with its whole text or not."""
+        """Put a file there, whole or not at all; return whether this call was the first."""
         draft = self._folder / f".draft {os.getpid()}"
         with contextlib.suppress(OSError):  # no such folder: no mpirun
             draft.write_text(text)

@@ -1,10 +1,10 @@
-"""The head side of a rank on another host: the process that mpirun takes for the rank.
+"""The client of a rank on another host: the process taken by mpirun for the rank.
 
-It starts an agent on the rank's host through a starter (ssh, or whatever gets a command there), and
-the two keep a connection alive. When the rank dies, or its host is not heard any more, this process
-SIGKILLs itself: that is the one ending of which mpirun tells everybody within milliseconds. Such
-processes look after each other, too: one that stands stopped is killed by another, after the rank
-has been killed by its agent, which hears nothing.
+The client starts an agent on the rank's host through a starter (ssh, or a different command able to
+run a command on the host). Client and agent keep a connection alive. When the rank dies, or its
+host falls silent, the client SIGKILLs itself: mpirun tells all ranks of such an end within
+milliseconds, unlike of any other end. Clients look after each other, too: a client kills a stopped
+client. The rank has been killed before by the stopped client's agent, which hears nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ecrm.process.remote_agent import PATIENCE, START_SECONDS, Link, Lost
 from ecrm.run.reading import launch_id, read_own
 
 AT_ONCE = 4
-"""Starters of a host that are under way at once, of sshd's ten (MaxStartups 10:30:100)."""
+"""Starters of a host under way at once, of sshd's ten (MaxStartups 10:30:100)."""
 
 DEFAULT_KEEP_ALIVE = 2.0
 DEFAULT_STARTER = (
@@ -47,35 +47,35 @@ DEFAULT_STARTER = (
     "-o ServerAliveInterval=2 -o ServerAliveCountMax=3 {address} {command}"
 )
 FIELDS = ("{host}", "{address}", "{command}")
-# What a rank elsewhere must have of this process's variables.
+# Prefixes of the variables of this process needed by a rank on another host.
 HANDED_ON = ("PMIX_", "OMPI_", "OPAL_", "PRTE_", "ECRM_", "OMP_", "MKL_", "OPENBLAS_")
 Readable = TypeVar("Readable", bound=Link | socket.socket)
 CLIENTS = "clients"
-OUTPUT_SECONDS = 0.2  # for the last output of a rank that was killed
-LEAVE_SECONDS = 5.0  # the same for one that ended by itself
-SSH_FAILED = 255  # the exit code of ssh itself, above all of a connection that sshd dropped
-DROPPED_SECONDS = 5.0  # after which it is something else that failed
-PAUSES = (0.5, 1.0, 2.0, 4.0)  # before it is started again, at random down to half of that
+OUTPUT_SECONDS = 0.2  # for the last output of a killed rank
+LEAVE_SECONDS = 5.0  # for the last output of a rank ending by itself
+SSH_FAILED = 255  # the exit code of ssh itself, above all of a connection dropped by sshd
+DROPPED_SECONDS = 5.0  # after a longer time a different failure is the cause
+PAUSES = (0.5, 1.0, 2.0, 4.0)  # before a restart of the starter, at random down to half
 _POLL_SECONDS = 0.5
 _TURN_POLL_SECONDS = 0.02
-_MOST_WAITING = 16  # connections that have not shown a token
-_TOKEN_BYTES = 200  # more than the first line from an agent has
+_MOST_WAITING = 16  # connections without a token so far
+_TOKEN_BYTES = 200  # longer than the first line from an agent
 
 
 @contextlib.contextmanager
 def turn(
     host: str, place: int, wait: Callable[[], None], environ: Mapping[str, str] = os.environ
 ) -> Iterator[None]:
-    """Held while the rank that is number `place` of its host is started.
+    """Hold a turn while the rank with number `place` on its host is started.
 
-    At most AT_ONCE ranks of a host hold theirs. Calls `wait` between looks whether the turn has
-    come. Without a folder of the job nobody waits.
+    At most AT_ONCE ranks of a host hold a turn at once. Calls `wait` between looks whether the turn
+    has come. Without a folder of the job no rank waits.
     """
     folder = environ.get(JOB_FOLDER)
     if folder is None:
         yield
         return
-    # A lock dies with its process, so a client that is killed holds up nobody.
+    # A lock dies with its process, so a killed client holds up no other client.
     with open(Path(folder) / f"ecrm-start-{host}-{place % AT_ONCE}", "w") as file:
         while True:
             try:
@@ -87,11 +87,11 @@ def turn(
 
 
 def starter_words(template: str, host: Host, command: Sequence[str]) -> list[str]:
-    """The words that run `command` on `host`.
+    """The words running `command` on `host`, from the template of a starter.
 
-    {host} and {address} stand for the host's; {command} for the command quoted for a shell, which
-    ssh needs. A template without {command} has the words of the command behind it, for what needs
-    no shell.
+    {host} and {address} stand for name and address of the host; {command} for the command quoted
+    for a shell, as needed by ssh. A template without {command} gets the words of the command behind
+    the template, for starters without a shell.
     """
     try:
         words = shlex.split(template)
@@ -114,7 +114,7 @@ def starter_words(template: str, host: Host, command: Sequence[str]) -> list[str
 
 
 def handed_on(environ: Mapping[str, str], host: Host) -> dict[str, str]:
-    """The variables that a rank on `host` gets on top of those that it finds there."""
+    """The variables given to a rank on `host`, on top of the variables of the host itself."""
     return {
         **{name: value for name, value in environ.items() if name.startswith(HANDED_ON)},
         HOST: host.name,
@@ -122,7 +122,7 @@ def handed_on(environ: Mapping[str, str], host: Host) -> dict[str, str]:
 
 
 class Reach:
-    """One rank on another host: `run` until it has ended, which gives its end or raises Lost."""
+    """One rank on another host; `run` returns the rank's end, or raises Lost."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Reach:
         starter: str,
         command: Sequence[str],
     ) -> None:
-        """The rank is number `place` of those on `host`, from 0."""
+        """Prepare to start the rank with number `place` among the ranks on `host`, from 0."""
         self._host, self._place, self._keep_alive = host, place, keep_alive
         self._token = secrets.token_hex(32)
         self._listener = socket.create_server((head, 0), backlog=16)
@@ -160,10 +160,10 @@ class Reach:
             signal.signal(number, lambda *_: None)
 
     def run(self, cuts: Cuts, between: Callable[[], None]) -> dict[str, Any]:
-        """Start the rank; returns how it ended, as its agent says.
+        """Start the rank; return how the rank ended, as told by its agent.
 
-        Calls `between` every now and then while it runs. A rank whose host is given up, as `cuts`
-        tells, is killed. Raises Lost when the rank must be given up.
+        Calls `between` now and then while the rank runs. The rank is killed if `cuts` tells of
+        giving up its host. Raises Lost if the rank must be given up.
         """
         patience = START_SECONDS * (1 + self._place // AT_ONCE)
         deadline = time.monotonic() + patience
@@ -196,23 +196,22 @@ class Reach:
                 return message
 
     def leave(self, seconds: float) -> None:
-        """Give the starter so long to pass on the rank's last output, then end it."""
+        """Give the starter `seconds` to pass on the rank's last output, then end the starter."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
             if self._process.poll() is None:
-                # of another user, as under sudo: it ends with its connection
+                # a starter of another user, as under sudo: ends with its connection
                 with contextlib.suppress(OSError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def _start(self) -> None:
-        # A file and not a pipe: nothing waits for a starter that does not read.
+        # A file and not a pipe: a starter not reading its input holds up no process.
         with open(os.memfd_create("order"), "w+b") as order:
             order.write(json.dumps(self._order).encode() + b"\n")
             order.seek(0)
             try:
-                # A process group of its own: mpirun's signals are for this process, which passes
-                # them on.
+                # A separate process group: mpirun's signals are for this process, to be passed on.
                 self._process = subprocess.Popen(
                     self._words,
                     stdin=order,
@@ -223,7 +222,7 @@ class Reach:
                 raise Lost(f"cannot run the starter {self._words[0]}: {error.strerror}") from None
 
     def _connect(self) -> Link:
-        """Start the agent; its connection, known by its token. Others are sent away."""
+        """Start the agent; return the connection with its token, and close other connections."""
         deadline = time.monotonic() + START_SECONDS
         pauses, tries, started = iter(PAUSES), 1, 0.0
         start_at: float | None = 0.0
@@ -234,7 +233,7 @@ class Reach:
                 started, start_at = time.monotonic(), None
             for ready in self._wait([self._listener, *waiting], _POLL_SECONDS):
                 if ready is self._listener:
-                    with contextlib.suppress(OSError):  # one that has gone again
+                    with contextlib.suppress(OSError):  # the caller has gone again
                         waiting.append(self._listener.accept()[0])
                     if len(waiting) > _MOST_WAITING:
                         waiting.pop(0).close()
@@ -261,24 +260,24 @@ class Reach:
         raise Lost(f"no answer within {START_SECONDS:.0f} s from: {shlex.join(self._words)}")
 
     def _shows_token(self, connection: socket.socket) -> bool:
-        """Whether the first line on a connection is the agent's; it is one packet, or it is not."""
+        """Whether the first line on a connection is the agent's, sent in one packet."""
         try:
             line, newline, _ = connection.recv(
                 _TOKEN_BYTES, socket.MSG_DONTWAIT | socket.MSG_PEEK
             ).partition(b"\n")
             token = json.loads(line)["token"]
-            connection.recv(len(line + newline))  # what comes behind it is the link's
+            connection.recv(len(line + newline))  # bytes behind the line belong to the link
             return hmac.compare_digest(token.encode(), self._token.encode())
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return False
 
     def _heed_end(self) -> None:
-        """Raises Lost if mpirun has sent a signal."""
+        """Raise Lost if mpirun has sent a signal."""
         if self._signalled():
             raise Lost("ended before the rank was started")
 
     def _wait(self, files: Sequence[Readable], seconds: float) -> list[Readable]:
-        """Those of `files` with something to read, after at most `seconds`.
+        """The files of `files` with something to read, after at most `seconds`.
 
         Raises Lost when mpirun is gone.
         """
@@ -289,7 +288,7 @@ class Reach:
         return [file for file in ready if not isinstance(file, int)]
 
     def _signalled(self) -> list[int]:
-        """The signals that came since the last call."""
+        """The signals since the last call, without SIGCHLD."""
         try:
             return [number for number in os.read(self._signals, 64) if number != signal.SIGCHLD]
         except BlockingIOError:
@@ -297,9 +296,9 @@ class Reach:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the rank that mpirun started on the host that the hosts file gives it.
+    """Run the rank started by mpirun on the host given to the rank by the hosts file.
 
-    Ends as the rank does. Whatever goes wrong here ends in SIGKILL: an exit of its own would leave
+    Ends as the rank does. Every failure in this process ends in SIGKILL: a plain exit would leave
     the other ranks waiting for ever.
     """
     args = _parser().parse_args(argv)
@@ -350,19 +349,19 @@ def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn
 
 
 class Beginning:
-    """The time until all ranks have met, which `file` shows; None: it is over at once.
+    """The time until all ranks have met, as shown by `file`; `None`: over at once.
 
-    The file lies in a folder that may be slow, or gone: it is asked for once a second until it is
-    there, and never after.
+    The file lies in a folder, perhaps slow, or gone: the file is looked for once a second until
+    found, and never after.
     """
 
     def __init__(self, file: Path | None) -> None:
         self._file, self._asked, self._over = file, 0.0, False
 
     def is_over(self, now: bool = False) -> bool:
-        """Whether it is over, as far as is known.
+        """Whether the beginning is over, as far as known.
 
-        `now` asks again, and takes a folder that cannot say for one that has the file.
+        `now` looks again at once, and counts an unreadable folder as a folder with the file.
         """
         if self._file is None:
             return True
@@ -376,7 +375,7 @@ class Beginning:
 
 
 def _end_all(parent: int) -> None:
-    """Tell mpirun to end: the other ranks would wait in MPI_Init for this one, for ever."""
+    """Tell mpirun to end: the other ranks would wait in MPI_Init for this rank, for ever."""
     if os.getppid() == parent:
         os.kill(parent, signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""How a run stands, as far as its events say. Pure: events in, numbers out."""
+"""The state of a run, as told by its events. Pure: events in, numbers out."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from ecrm.run.reading import Event
 
 LOOK_BACK = 10
-"""Progress events that the time left is reckoned from."""
+"""Number of progress events to reckon the time left from."""
 
 
 @dataclass
 class Standing:
-    """What to show of a run of so many `steps`; `take` brings it up to date.
+    """Numbers to show of a run of `steps` steps; `take` brings the numbers up to date.
 
-    How many steps a script trains is not known at first: 0 until the run has started. With an
-    `open_end` its data may end before that. Of a script there is `steps_per_second` and what it has
-    `logged`, of the built-in trainer `samples_per_second`, loss and AUC.
-    `rebuilding` are the shards that are not whole, `rebuilt` the share of their rows that is back.
+    The steps of a script are not known at first: 0 until the run has started. With an `open_end`
+    the data may end before. A script has `steps_per_second` and its `logged` values, the built-in
+    trainer `samples_per_second`, loss and AUC. `rebuilding` are the shards not whole yet, `rebuilt`
+    the share of rows recovered in the shards.
     """
 
     steps: int
@@ -45,17 +45,18 @@ class Standing:
                 handle(event)
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End: no more events come."""
 
     @property
     def finishing(self) -> bool:
-        """Whether the last step is done; what follows is evaluation and checks."""
+        """Whether the last step is done; evaluation and checks follow."""
         return self.started and self.step >= self.steps
 
     def seconds_left(self, now: float) -> float | None:
         """Seconds until the last step is done, at the pace of the last progress events.
 
-        `now` is in seconds since the epoch, as the time of events is; None before two events.
+        `now` is in seconds since the epoch, like the time of events. Returns `None` before two
+        events.
         """
         if len(self._seen) < 2:
             return None

@@ -1,7 +1,7 @@
 """TensorBoard scalars of a run, `train.tensorboard`, made from events.jsonl.
 
-The launcher writes them, and no rank: whoever reports, and whoever dies, there is one writer, whose
-steps are those of events.jsonl. What was undone by a rollback is purged by a mark in the file.
+The launcher writes the scalars, and no rank: with any reporter, and after any death, one writer has
+the steps of events.jsonl. Steps undone by a rollback are purged by a mark in the file.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SCALARS = {
     },
     "evaluation": {"auc": "evaluation/auc", "log_loss": "evaluation/log_loss"},
 }
-"""Tags by the event and field that they are read from."""
+"""TensorBoard tags by event and field."""
 
 
 def require_tensorboard() -> None:
-    """Raise UsageError unless the package tensorboard is installed; does not import it."""
+    """Raise UsageError unless the package tensorboard is installed; imports no tensorboard."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
             "train.tensorboard needs the package tensorboard, which is not installed",
@@ -44,9 +44,8 @@ def require_tensorboard() -> None:
 class Scalars:
     """Writes the folder tensorboard/ of a run, anew from all events of the run so far.
 
-    It begins with the first event of this launch, since ranks want the run folder as they know it.
-    A folder that cannot be written, or a package that is broken, costs the scalars and a line,
-    not the run.
+    Writing begins with the first event of this launch, since ranks want the run folder unchanged.
+    An unwritable folder, or a broken package, costs the scalars and a line, not the run.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -87,7 +86,7 @@ class Scalars:
 
 
 def records(event: Event) -> Iterator[Any]:
-    """What TensorBoard's file has for an event: values, or the mark that later steps are undone."""
+    """The records of an event in TensorBoard's file: values, or the mark undoing later steps."""
     from tensorboard.compat.proto.event_pb2 import Event as Record
     from tensorboard.compat.proto.event_pb2 import SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary

@@ -1,7 +1,8 @@
-"""What a terminal shows of a run: the lines of its ranks, and below them a bar that is redrawn.
+"""The terminal display of a run: the lines of its ranks, and below the lines a bar, redrawn.
 
-The ranks write into a pipe here, since mpirun's own pipes hide the terminal from them; the bar is
-made from events.jsonl. Without a terminal there is none of this, and their lines go where they go.
+The ranks write into a pipe of the launcher, since mpirun's own pipes hide the terminal from the
+ranks; the bar is made from events.jsonl. Without a terminal no display is made, and the lines of
+the ranks go to the launcher's own output.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ecrm.launch.run_status import Standing
 
 REDRAW_SECONDS = 0.5
 PROGRESS_LINE = re.compile(r"step +\d+(/| of at most )\d+ ")
-"""Of a rank: the bar says as much."""
+"""A progress line of a rank, not shown: the bar says as much."""
 NARROW = 64
 
 
@@ -42,12 +43,12 @@ class Screen:
 
     @property
     def streams(self) -> dict[str, Any]:
-        """Where mpirun is to write, as arguments of Popen."""
+        """Output streams of mpirun, as arguments of Popen."""
         merged = {"stderr": subprocess.STDOUT} if sys.stderr.isatty() else {}
         return {"stdout": subprocess.PIPE, "text": True, "errors": "replace", **merged}
 
     def began(self, lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None:
-        """The run has been started, and writes `lines`; those that mean nothing are left out."""
+        """Show `lines` of the run just started, except lines for which `means_nothing` is true."""
         self._began = time.monotonic()
         self._live.start()
         self._reader = threading.Thread(
@@ -56,20 +57,20 @@ class Screen:
         self._reader.start()
 
     def draw(self, stopping: bool) -> None:
-        """Draw the bar anew, if it is time to; `stopping`: the run was asked to."""
+        """Draw the bar anew, if due; `stopping`: the run was asked to stop."""
         now = time.monotonic()
         if now - self._drawn < REDRAW_SECONDS:
             return
         self._drawn = now
         with contextlib.suppress(OSError):  # the terminal is gone
-            # Now, not as COLUMNS says, which a shell may have exported before the window was
-            # resized.
+            # The present width, not COLUMNS: a shell may have exported COLUMNS before the window
+            # was resized.
             self._console.width = os.get_terminal_size(self._console.file.fileno()).columns or 80
             picture = self._picture(time.time(), now - self._began, stopping)
             self._live.update(picture, refresh=True)
 
     def ended(self, seconds: float) -> None:
-        """Show the last lines, for which it waits `seconds` at most, and take the bar away."""
+        """Show the last lines, waiting at most `seconds`, and remove the bar."""
         if self._reader is not None:
             self._reader.join(seconds)
         with contextlib.suppress(OSError):
@@ -113,7 +114,7 @@ class Screen:
 
 
 def screen_of(stream: TextIO, standing: Standing, ranks: int) -> Screen | None:
-    """A screen where `stream` is a terminal on which something can be redrawn, else None."""
+    """A screen if `stream` is a terminal able to redraw, else `None`."""
     console = Console(file=stream)
     can_redraw = console.is_terminal and not console.is_dumb_terminal
     return Screen(console, standing, ranks) if can_redraw else None

@@ -1,6 +1,6 @@
-"""What a launch over several hosts adds to one on this machine.
+"""Additions of a launch over several hosts to a launch on this machine.
 
-That is checks, the words before each rank's command, and a trial of every host.
+The additions are checks, words before each rank's command, and a trial of every host.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TRIAL = "import ecrm, mpi4py, numpy"  # not torch: it takes seconds, and is wher
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The hosts of a run as the user gave them.
+    """The hosts of a run as given by the user.
 
-    `file` is the hosts file, `starter` the command that reaches a host, `interface` this machine's
+    `file` is the hosts file, `starter` the command to reach a host, `interface` this machine's
     interface to the hosts, and `keep_alive` is in seconds.
     """
 
@@ -37,7 +37,7 @@ class Elsewhere:
     keep_alive: float = DEFAULT_KEEP_ALIVE
 
     def plan(self, ranks: int) -> Plan:
-        """Check all that can be checked without reaching a host; raises UsageError."""
+        """Plan the run, with all checks possible without reaching a host; raises UsageError."""
         placed = place(read_hosts(self.file), ranks, self.file)
         if not SHORTEST_KEEP_ALIVE <= self.keep_alive <= 3600:
             raise UsageError(
@@ -60,9 +60,9 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where each rank goes, the network between them, and how a rank gets there.
+    """The host of each rank, the network between hosts, and the way to a host.
 
-    `placed` is the host of each rank; `words` run the program that takes a rank to its host.
+    `placed` is the host of each rank; `words` run the program taking a rank to its host.
     """
 
     placed: tuple[Host, ...]
@@ -70,20 +70,20 @@ class Plan:
     words: tuple[str, ...]
 
     def command(self, command: Sequence[str], run_dir: Path) -> list[str]:
-        """The words that run a rank's command on its host.
+        """The words running a rank's command on its host.
 
         `run_dir` shows whether the run has begun.
         """
         return [*self.words, "--begun", str(run_dir / "ranks.json"), "--", *command]
 
     def in_words(self) -> list[str]:
-        """Which ranks are on which host, one line a host."""
+        """The ranks of each host, one line a host."""
         return placement_in_words(self.placed)
 
     def try_hosts(self) -> None:
-        """Run a small program on every host, in the way that ranks will be run.
+        """Run a small program on every host, in the way of a rank.
 
-        Raises UsageError with the first reason why a host cannot be used.
+        Raises UsageError with the first reason against a host.
         """
         trials: dict[Host, subprocess.Popen[str]] = {}
         for rank, host in enumerate(self.placed):
@@ -116,9 +116,9 @@ class Plan:
 
 
 def _end(trial: subprocess.Popen[str]) -> None:
-    """SIGKILL a trial and collect it.
+    """SIGKILL a trial and collect its process.
 
-    Does not wait for a starter of another user, as under sudo, that still holds its output.
+    Does not wait for a starter of another user, as under sudo, still holding the trial's output.
     """
     trial.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -128,6 +128,6 @@ def _end(trial: subprocess.Popen[str]) -> None:
 
 
 def _reason(said: str) -> str:
-    """What the starter said and what became of a failed trial, in one line of what it printed."""
+    """The reason of a failed trial, in one line: the last two lines printed, if different."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines[-2:])) or "no reason was given"

@@ -1,8 +1,7 @@
-"""Running mpirun so that it ends, and everything it started ends with it, whatever happens to whom.
+"""Run mpirun to a certain end, with all its processes, no matter which process dies.
 
-mpirun is started as the leader of a session of its own; its ranks leave its process group but not
-its session, so the session is the set of processes to look after, also when mpirun itself was
-killed.
+mpirun is started as the leader of its own session. Ranks leave mpirun's process group but not the
+session. The session is thus the set of processes to look after, even after a kill of mpirun itself.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from ecrm.run.session_folders import newest_session
 
 STOP_SECONDS = 10.0
 
-# mpirun hands these two on to the ranks, on all hosts, and waits for them (the guard of a rank
-# knows what they stand for); after SIGINT, SIGTERM or SIGHUP it SIGKILLs the ranks within 0.5 s and
-# has no option to wait longer (measured, Open MPI 5.0.11).
+# mpirun hands SIGUSR1 and SIGUSR2 on to the ranks, on all hosts, and waits for the ranks (the guard
+# of a rank knows both meanings). After SIGINT, SIGTERM or SIGHUP mpirun SIGKILLs the ranks within
+# 0.5 s and has no option to wait longer (measured, Open MPI 5.0.11).
 ASKS_RANKS = {
     signal.SIGINT: signal.SIGUSR1,
     signal.SIGTERM: signal.SIGUSR2,
@@ -38,7 +37,7 @@ ASKS_RANKS = {
 LAST_FILES = ("summary.json", "stopped.json", "failure.json")
 # from the run's own last file to SIGKILL: mpirun may wait for ever for a stopped rank
 LINGER_SECONDS = 20.0
-# mpirun without one process of its own: it may wait for ever for itself (seen once, as it began)
+# mpirun without a process of its own may wait for ever for itself (seen once, at the start)
 RANKLESS_SECONDS = 20.0
 POLL_SECONDS = 0.1
 KILL_SECONDS = 5.0
@@ -48,9 +47,9 @@ KILL_SECONDS = 5.0
 class Ending:
     """How mpirun ended.
 
-    `exit_code` is negative where mpirun died of a signal. `stopped_by` is the signal that stopped
-    the launch, and `launch` the name of the launch. `gave_up` says why mpirun was killed, "" where
-    it was not.
+    `exit_code` is negative if mpirun died of a signal. `stopped_by` is the signal that stopped the
+    launch, and `launch` the name of the launch. `gave_up` is the reason for killing an mpirun
+    without ranks, else "".
     """
 
     exit_code: int
@@ -69,13 +68,13 @@ def supervise(
 ) -> Ending:
     """Run `line` to its end; on return none of its processes is left.
 
-    `launch` is its name: in `run_dir` files of others count for nothing, and ranks that they name
-    are left alone. `watch` looks on, by default nobody. `ranks_here`: all ranks are on this
-    machine, and mpirun has had its time where none is left.
+    `launch` is the name of the launch: files of other launches in `run_dir` count for nothing, and
+    ranks named in such files are left alone. `watch` observes the run, by default for no follower.
+    `ranks_here`: all ranks are on this machine, and an mpirun without any rank for long is killed.
 
-    SIGINT, SIGTERM or SIGHUP asks the ranks to stop, for which they have `stop_seconds`, by default
-    STOP_SECONDS. After the run has written its last file mpirun has a bounded time to leave; a
-    second signal ends it at once.
+    SIGINT, SIGTERM or SIGHUP asks the ranks to stop within `stop_seconds`, by default STOP_SECONDS.
+    After the last file of the run mpirun has a bounded time to leave; a second signal ends mpirun
+    at once.
     """
     signals: list[signal.Signals] = []
     name = {} if launch is None else {LAUNCH: launch}
@@ -86,8 +85,9 @@ def supervise(
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             env={**mpirun_environment(os.environ)[0], **variables, **name},
-            # Should this process be SIGKILLed. Linux sends it once per thread of this process, and
-            # mpirun leaves its ranks alone at the second; their guards see it go and end them.
+            # In case this process is SIGKILLed. Linux sends the signal once per thread of this
+            # process, and mpirun leaves its ranks alone at the second; the guards of the ranks see
+            # mpirun go and end the ranks.
             preexec_fn=lambda: when_parent_ends(signal.SIGTERM),
             **watch.streams,
         )
@@ -99,13 +99,13 @@ def supervise(
         finally:
             _kill_all(process, run_dir, launch)
             watch.ended()
-    # None where it outlived its SIGKILL, in a call of the system that does not return.
+    # None if mpirun outlived its SIGKILL, in a system call without a return.
     code = -signal.SIGKILL if process.returncode is None else process.returncode
     return Ending(code, signals[0] if signals else None, launch, gave_up)
 
 
 class _Ranks:
-    """Looks now and then whether an mpirun has processes; `gone()` where it has none for long."""
+    """Looks now and then for processes of an mpirun; `gone()` after a long time without any."""
 
     def __init__(self, mpirun: int) -> None:
         self._mpirun, self._since, self._looked = mpirun, time.monotonic(), time.monotonic()
@@ -121,11 +121,11 @@ class _Ranks:
 
 @contextlib.contextmanager
 def session_base() -> Iterator[dict[str, str]]:
-    """Variables that give mpirun a folder of its own for its session files, removed afterwards.
+    """Variables giving mpirun a folder of its own for its session files, removed afterwards.
 
-    In a shared one they are named after mpirun's pid alone, and what a killed mpirun left there
-    keeps a later one with the same pid from starting ("The PMIx server's listener thread failed to
-    start").
+    In a shared folder the files are named after mpirun's pid alone, and files left by a killed
+    mpirun keep a later mpirun with the same pid from starting ("The PMIx server's listener thread
+    failed to start").
     """
     if SESSION_BASE in os.environ:
         yield {}
@@ -143,7 +143,7 @@ def _wait(
     watch: Watch,
     ranks: _Ranks | None,
 ) -> str:
-    """Return when mpirun has ended or has had its time; why it is given up, "" where it is not."""
+    """Return when mpirun has ended or used up its time; the reason to give mpirun up, else ""."""
     forwarded = False
     deadline = float("inf")
     while process.poll() is None and time.monotonic() < deadline:
@@ -167,10 +167,10 @@ def _wait(
 
 
 def _kill_all(process: subprocess.Popen[str], run_dir: Path, launch: str | None) -> None:
-    """SIGKILL what is left of mpirun, of its session, and of this host's ranks in ranks.json.
+    """SIGKILL all processes left of mpirun, of its session, and of this host's ranks in ranks.json.
 
-    Unlinks the shared-memory files that those had mapped: with mpirun dead nobody else would, and
-    each holds 16 MiB of memory.
+    Unlinks the shared-memory files mapped by the killed processes: with mpirun dead no process
+    would, and each file holds 16 MiB of memory.
     """
     deadline = time.monotonic() + KILL_SECONDS
     segments: set[str] = set()
@@ -192,9 +192,9 @@ def _kill_all(process: subprocess.Popen[str], run_dir: Path, launch: str | None)
 
 
 def _ranks_alive(run_dir: Path, launch: str | None) -> list[int]:
-    """Pids in ranks.json of processes that are still ranks of this run on this host.
+    """Pids in ranks.json of processes still running as ranks of this run on this host.
 
-    A pid that another program has by now does not count.
+    A pid reused by a different program does not count.
     """
     alive = []
     for entry in read_own(run_dir / "ranks.json", launch).get("ranks", []):
@@ -208,7 +208,7 @@ def _ranks_alive(run_dir: Path, launch: str | None) -> list[int]:
 
 @contextlib.contextmanager
 def _collected(signals: list[signal.Signals]) -> Iterator[None]:
-    """Append SIGINT, SIGTERM and SIGHUP to `signals` instead of acting on them."""
+    """Append SIGINT, SIGTERM and SIGHUP to `signals` instead of acting on the signals."""
     before = {
         number: signal.signal(number, lambda received, _: signals.append(signal.Signals(received)))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

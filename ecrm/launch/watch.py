@@ -1,4 +1,4 @@
-"""Following a run from outside while it goes on: its events, for whoever shows or keeps them."""
+"""Follow a run from outside: pass its events on, to be shown or kept."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 LAST_LINES_SECONDS = 2.0
-"""How long the end of a run waits for its last lines: whom nobody could kill may hold the pipe."""
+"""Seconds to wait for the last lines of a run: a process impossible to kill may hold the pipe."""
 
 LATE_NEWS = re.compile(r"\[[^\]]+\] pmix_ptl_base: send_msg: write failed: .*\[sd = \d+\]\s*")
-"""mpirun had something to tell to a rank that has left.
+"""A line of mpirun: a message to a rank could not be sent, because the rank has left.
 
-Ranks leave without MPI_Finalize (`ecrm/transport/mpi.py`), so it tells those that are left of each
-one that goes, and may find some of them gone.
+Ranks leave without MPI_Finalize (`ecrm/transport/mpi.py`). mpirun tells the remaining ranks of each
+leaving rank, and may find some ranks gone.
 """
 
 
 class Follower(Protocol):
-    """Takes the events of a run as they come."""
+    """Takes the events of a run as the run goes on."""
 
     def take(self, events: Sequence[Event]) -> None: ...
 
@@ -40,11 +40,10 @@ class Follower(Protocol):
 
 
 class Watch:
-    """What is done beside mpirun: `look()` now and then from `began` to `ended`.
+    """Work beside mpirun: `look()` now and then from `began` to `ended`.
 
-    `streams` are arguments of Popen for mpirun. Events that are there before the run are passed on
-    to no follower. What mpirun prints on stderr is passed on, but for LATE_NEWS of a run that is
-    complete.
+    `streams` are arguments of Popen for mpirun. Events from before the run are passed on to no
+    follower. Lines of mpirun on stderr are passed on, except LATE_NEWS of a complete run.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Watch:
             self.streams |= screen.streams
 
     def began(self, process: subprocess.Popen[str], launch: str | None = None) -> None:
-        """mpirun has been started, `launch` being the name of the launch that it is of."""
+        """Begin to watch an mpirun just started; `launch` is the name of its launch."""
         self._tail.new_events()
 
         def means_nothing(line: str) -> bool:
@@ -90,7 +89,7 @@ class Watch:
     def look(self, stopping: bool = False) -> None:
         self._pass_on_events()
         if self._folder != (newest := newest_session(self._run_dir)):
-            self._pass_on_events()  # the last ones of the session before
+            self._pass_on_events()  # the last events of the session before
             for follower in self._followers:
                 follower.close()
             self._follow(newest)
@@ -115,7 +114,7 @@ class Watch:
 
 
 def _pass_on(lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None:
-    """Print what mpirun prints on stderr."""
+    """Print mpirun's lines on stderr."""
     for line in lines:
         if not means_nothing(line):
             with contextlib.suppress(OSError):  # the terminal is gone
@@ -124,9 +123,9 @@ def _pass_on(lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None
 
 
 def watch_of(run_dir: Path, steps: int, ranks: int, tensorboard: bool = False) -> Watch:
-    """The watch of a run of so many steps and ranks, with a screen where there is a terminal.
+    """The watch of a run of `steps` steps on `ranks` ranks, with a screen on a terminal.
 
-    The steps of a script are not known yet, 0: its start tells them.
+    The steps of a script are not known yet, 0: the event `start` tells the steps.
     """
 
     def followers_of(folder: Path) -> list[Follower]:

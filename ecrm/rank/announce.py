@@ -1,4 +1,4 @@
-"""What a run says at its start and at its end."""
+"""Lines printed at the start and at the end of a run."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ MB = 1e6
 def start_fields(
     run: ClaimedRun, cluster: Cluster, rank: Rank, own: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the event `start` and the summary both say of a run; `set_up_seconds` end here.
+    """Fields of both the event `start` and the summary; `set_up_seconds` end here.
 
-    `own` are fields of what is trained.
+    `own` are fields specific to the kind of training.
     """
     config, start = run.config, run.start
     fields: dict[str, Any] = {
@@ -69,9 +69,9 @@ def start_fields(
 def start_in_words(
     config: Config, protection: Protection, fields: dict[str, Any], steps: str, own: str
 ) -> str:
-    """What begins, in one line; `fields` are those of `start_fields`.
+    """The first line of a run; `fields` are the result of `start_fields`.
 
-    `steps` is what is trained in words, and `own` what only this kind of run has.
+    `steps` describes the training in words, `own` has words specific to the kind of run.
     """
     resumed = f"from step {fields['resumed']['step']}, " if "resumed" in fields else ""
     begins = f"with the weights of {fields['init_from']}, " if "init_from" in fields else ""
@@ -96,9 +96,9 @@ def print_result(
     folder: RunFolder,
     pace: str,
 ) -> None:
-    """The end of a run in a few lines.
+    """Print the end of a run in a few lines.
 
-    `pace` is how fast the steps were, and what else is to be said of them.
+    `pace` is the speed of the steps, with any further remark about the steps.
     """
     print(
         f"finished {counted(summary['steps'], 'step')} at {pace}, "
@@ -115,7 +115,7 @@ def print_result(
 
 
 def warn_of_unfired(kills: Sequence[Kill], failures: Sequence[Failure]) -> None:
-    """A line for each scheduled kill that did not happen in a run with these failures."""
+    """Print a line for each scheduled kill missing from a run with these failures."""
     died_in = {rank: failure.step for failure in failures for rank in failure.ranks}
     for kill, why in unfired(kills, died_in).items():
         say(f"ecrm: warning: --kill {kill} never happened: {why}")
@@ -141,9 +141,9 @@ def _scrubbed(scrub: dict[str, int]) -> str:
 def tell_end(
     run: ClaimedRun, rank: Rank, summary: dict[str, Any] | None, unkept: str, pace: str
 ) -> None:
-    """The run is over. Raises NotKept, on every rank, where its model is `unkept`, and says why.
+    """Report a finished run. Raises NotKept, on every rank, with the reason if a model is `unkept`.
 
-    `summary` is that of the reporter, None elsewhere; `pace` as in `print_result`.
+    `summary` is the summary on the reporter, `None` elsewhere; `pace` as in `print_result`.
     """
     engine = rank.engine
     if summary is not None:
@@ -161,7 +161,7 @@ def tell_end(
 
 
 def say_kept(run: ClaimedRun) -> None:
-    """Where the model is, and what to type to have it as one file."""
+    """Print the place of the model, and the command to export the model as one file."""
     run_dir, own = run.folder.path, run.durable.own
     if run_dir is None or own is None:
         say("nothing of this run is kept: there was no --run-dir")

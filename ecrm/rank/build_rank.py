@@ -1,4 +1,4 @@
-"""One rank, built: the engine with its tables, its hooks, and what watches and reports on it."""
+"""Build one rank: the engine with its tables and hooks, the watches, and the reporter."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from ecrm.transport.base import Transport
 
 @dataclass(frozen=True)
 class Meters:
-    """What counts this rank's bytes and, with train.profile, its milliseconds."""
+    """Counters of this rank's bytes and, with train.profile, its milliseconds."""
 
     traffic: Traffic
     profile: Profile | None
 
     def phase(self, step: int, name: str) -> None:
-        """A phase begins, and what was going on has ended."""
+        """Begin a phase, and end the phase before."""
         if self.profile is not None:
             self.profile.phase(step, name)
         self.traffic.phase(name)
@@ -44,7 +44,7 @@ class Meters:
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank trains with. `began` is when it began to be built, by time.monotonic()."""
+    """The parts of one rank in training. `began` is the begin of building, by time.monotonic()."""
 
     transport: Transport
     engine: Engine
@@ -69,11 +69,11 @@ def build_rank(
     remedy: str = REMEDY,
     features: int | None = None,
 ) -> Rank:
-    """Collective: this rank with its tables, initial ones or those that the run goes on with.
+    """Collective: this rank with its tables, initial tables or the tables to go on with.
 
-    `features` are those of the built-in model, where it is on a GPU. `remedy` is what a person may
-    do about losses that are not finite. Raises UsageError, DataError and Unrecoverable, each on
-    every rank.
+    `features` is the number of features of the built-in model on a GPU, else `None`. `remedy` is
+    the advice to a person about nonfinite losses. Raises UsageError, DataError and Unrecoverable,
+    each on every rank.
     """
     config, protection = run.config, cluster.protection
     reporter = _reporter(run, cluster, remedy)
@@ -109,7 +109,7 @@ def build_rank(
         waiting("the system hands out the memory of the tables")
         collective_check(transport, lambda: memory.start(engine))
         if run.start.mapped is None:  # pages of files would count as changed
-            # a recovery's, once the step after it is done
+            # memory new since a recovery, once the step after the recovery is done
             hooks.committed = lambda: memory.committed(engine)
     return Rank(transport, engine, reporter, watch, meters, began, standstill)
 
@@ -141,7 +141,7 @@ def _hooks(
     watch: FiniteWatch,
     stop: StopSignals,
 ) -> Hooks:
-    """What the engine calls as phases begin and things happen."""
+    """The hooks of the engine: for phases, events, stop requests and trouble."""
 
     def phase(step: int, name: str) -> None:
         meters.phase(step, name)
@@ -164,7 +164,7 @@ def _hooks(
 def _load_tables(
     transport: Transport, run: ClaimedRun, engine: Engine, waiting: Callable[[str], None]
 ) -> None:
-    """Collective: the tables that the run starts with, from a checkpoint or from mapped files."""
+    """Collective: load the tables at the start, from a checkpoint or from mapped files."""
     if transport.rank == transport.live[0]:
         for line in (*run.start.refused, *run.start.changed):
             say(line)

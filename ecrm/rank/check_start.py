@@ -1,4 +1,4 @@
-"""What all ranks check first: their number, that they have the same, and the instruction set."""
+"""The first checks of all ranks: number of ranks, equal inputs, and the instruction set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ecrm.transport.base import Transport
 
 
 def check_started(started: int, config: Config) -> None:
-    """Raise UsageError unless `started`, the number of ranks, is what it must be."""
+    """Raise UsageError unless `started`, the number of ranks, is the config's number."""
     if started != config.world_size:
         raise UsageError(
             f"this config needs {counted(config.world_size, 'rank')} ({config.ranks_in_words}, "
@@ -28,7 +28,7 @@ def check_started(started: int, config: Config) -> None:
 
 
 def check_alike(transport: Transport, mine: Given, alike: Alike) -> None:
-    """Collective: raise UsageError on every rank unless all were started with the same."""
+    """Collective: raise UsageError on every rank unless all were started with equal inputs."""
     ranks = {rank: Given(**fields) for rank, fields in share_json(transport, asdict(mine)).items()}
     if problem := unlike(ranks, alike):
         error = UsageError(problem)
@@ -37,10 +37,10 @@ def check_alike(transport: Transport, mine: Given, alike: Alike) -> None:
 
 
 def check_kernels(transport: Transport, config: Config) -> None:
-    """Collective: use the kernels and the devices that the config names.
+    """Collective: use the kernels and the devices named in the config.
 
-    Raises UsageError on every rank where the machine of one lacks them, or where the model would
-    come to other bits on one.
+    Raises UsageError on every rank if some rank's machine lacks the kernels or the devices, or if
+    the model would get different bits on some rank.
     """
 
     def use() -> None:
@@ -55,9 +55,9 @@ def check_kernels(transport: Transport, config: Config) -> None:
 
 
 def check_trained_on(of_ranks: Mapping[int, str]) -> None:
-    """Raise UsageError unless all ranks train the model on the same: each may take over a slot.
+    """Raise UsageError unless all ranks train on equal devices: any rank may take over a slot.
 
-    `of_ranks` says on what they do, in words.
+    `of_ranks` names the device of each rank, in words.
     """
     first, *others = sorted(of_ranks)
     for rank in others:
@@ -72,7 +72,7 @@ def check_trained_on(of_ranks: Mapping[int, str]) -> None:
 
 
 def use_instruction_set(name: str) -> None:
-    """Have the kernels use an instruction set. Raises UsageError where this machine lacks it."""
+    """Have the kernels use an instruction set. Raises UsageError if this machine lacks the set."""
     try:
         native.use(native.instruction_set() if name == "auto" else name)
     except ValueError as error:

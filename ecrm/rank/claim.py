@@ -1,4 +1,4 @@
-"""How the ranks take a run folder for their run, and settle what the run starts from."""
+"""Take a run folder for a run on all ranks, and settle the starting point of the run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from ecrm.transport.base import Transport
 
 @dataclass(frozen=True)
 class Job:
-    """What was typed after `ecrm train`; `resume` may be AUTO_RESUME.
+    """The command line after `ecrm train`; `resume` may be AUTO_RESUME.
 
-    `is_through`: a later session of the script has begun in an earlier start, so that this one is
-    complete, and is loaded for what the script does behind its loop.
+    `is_through`: a later session of the script has begun in an earlier start. This session is then
+    complete, and is loaded for the script's work behind the loop.
     """
 
     config: Config
@@ -44,9 +44,9 @@ class Job:
 class ClaimedRun:
     """A run in its folder, and its starting point: the same on all ranks.
 
-    `resume` is the folder that the run goes on from, None where it begins at step 0.
-    `ended_before` says how the start of the run before this one ended, if `--resume auto` found
-    one. Nobody else takes the run folder or the mapped files as long as `held` is kept.
+    `resume` is the folder to go on from, `None` for a run beginning at step 0. `ended_before` says
+    how the previous start of the run ended, if `--resume auto` found an earlier start. No other run
+    takes the run folder or the mapped files as long as `held` is kept.
     """
 
     config: Config
@@ -62,14 +62,14 @@ class ClaimedRun:
 
     @property
     def loads_tables(self) -> bool:
-        """Whether tables are loaded at the start: those of this run, or of another one."""
+        """Whether tables are loaded at the start: tables of this run, or of a different run."""
         return self.resume is not None or self.start.begins_with is not None
 
 
 def claim_run(
     transport: Transport, job: Job, trained: Trained, waiting: Callable[[str], None]
 ) -> ClaimedRun | None:
-    """Collective: take the run folder and settle the start; None where the run is complete already.
+    """Collective: take the run folder and settle the start; `None` if the run is complete already.
 
     Raises UsageError, DataError and Unrecoverable, each on every rank.
     """
@@ -103,7 +103,7 @@ def claim_run(
 
 
 def _take_folder(transport: Transport, job: Job) -> tuple[RunFolder, RunLock | None]:
-    """Collective: the run folder, and this rank's hold on it; without --run-dir there is none."""
+    """Collective: the run folder, and this rank's lock on the folder, `None` without --run-dir."""
     run_dir, auto = job.run_dir, job.resume == AUTO_RESUME
     folder = collective_check(transport, lambda: RunFolder(run_dir))
     if run_dir is None:
@@ -121,9 +121,9 @@ def _take_folder(transport: Transport, job: Job) -> tuple[RunFolder, RunLock | N
 def check_shared(
     config: Config, run_dir: Path, strangers: Sequence[int], live: Sequence[int]
 ) -> None:
-    """Raise UsageError on every rank where the run writes checkpoints into a folder not shared.
+    """Raise UsageError on every rank if a run writes checkpoints into a folder not shared.
 
-    `strangers` are the ranks that see another folder under this name than the rest of `live`.
+    `strangers` are the ranks with a different folder under this name than the rest of `live`.
     """
     if strangers and (config.checkpoints or config.checkpoint.at_end):
         never = {"every_steps": 0, "every_minutes": 0, "at_end": False, "keep_best": "none"}
@@ -141,10 +141,10 @@ def check_shared(
 def _earlier_start(
     transport: Transport, trained: Trained, folder: RunFolder, is_through: bool
 ) -> tuple[Path | None, bool, str]:
-    """Collective, once the folder is this run's: what an earlier start of the run left in it.
+    """Collective, once this run holds the folder: the remains of an earlier start of the run.
 
     Returns the folder to go on from, whether the run is complete, and how the earlier start ended.
-    Removes what it left half-written.
+    Removes files left half-written by the earlier start.
     """
     first, run_dir = transport.rank == transport.live[0], folder.path
 
@@ -152,7 +152,7 @@ def _earlier_start(
         if not first:
             return None
         found = look(run_dir, AUTO_RESUME, mine=True)
-        assert run_dir is not None  # `look` refuses to go on without
+        assert run_dir is not None  # `look` refuses to go on without a folder
         check_same(run_dir, trained.about())
         complete = found.complete and not is_through
         if complete:
@@ -175,7 +175,7 @@ def _earlier_start(
 def _make_mapped_folder(
     transport: Transport, job: Job, mapped: Path, identity: dict[str, Any]
 ) -> None:
-    """Collective: make the folder of mapped files, and a link to it in the run folder."""
+    """Collective: make the folder of mapped files, and a link to the folder in the run folder."""
     first = transport.rank == transport.live[0]
     run_dir = job.run_dir
     if run_dir is not None:

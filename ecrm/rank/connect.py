@@ -42,8 +42,8 @@ class Cluster:
 def connect(transport: Transport, run: ClaimedRun, gone: Sequence[int] = ()) -> Cluster:
     """Collective: let the ranks share memory and cores, and deal out the roles.
 
-    Ranks that were `gone` before get none: others have their roles from the start. Raises
-    UsageError on every rank where there are too few failure domains for the protection.
+    Ranks `gone` before get no role: other ranks have their roles from the start. Raises UsageError
+    on every rank if the failure domains are too few for the protection.
     """
     config = run.config
     protection = make_protection(config, run.start.mapped, run.durable.rows)

@@ -1,4 +1,4 @@
-"""What a run has on disk of its model: checkpoints or mapped files, to go on from and to write."""
+"""The model of a run on disk: checkpoints or mapped files, to go on from and to write."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from ecrm.run.plan import Start
 
 @dataclass(frozen=True)
 class DurableState:
-    """What is on disk: `own` checkpoints, None without a run folder, and what the run goes on from.
+    """A run's model on disk: checkpoints or mapped files, to restore and to write.
 
-    `rows` reads the rows of single shards. `tier` restores all of the model, None where the run has
-    nothing to roll back to; `in_words` says what that is, empty for nothing.
+    `own` are the run's own checkpoints, `None` without a run folder. `rows` reads the rows of
+    single shards. `tier` restores the whole model, `None` for a run unable to roll back; `in_words`
+    describes `tier`, empty without a tier.
     """
 
     own: CheckpointFolder | None
@@ -31,7 +32,7 @@ class DurableState:
 
     @property
     def loaded(self) -> Checkpoint | None:
-        """The checkpoint that `tier` has loaded last."""
+        """The checkpoint last loaded by `tier`."""
         return self.tier.loaded if isinstance(self.tier, Restorer) else None
 
     def newest(self) -> int:
@@ -40,7 +41,7 @@ class DurableState:
 
 
 def durable_state(config: Config, run_dir: Path | None, start: Start) -> DurableState:
-    """What a run has on disk, by its config and its starting point. Opens no file."""
+    """The state on disk, by the config and the starting point. Opens no file."""
     own = CheckpointFolder(run_dir / CHECKPOINTS) if run_dir is not None else None
     begins_with = start.begins_with
     rows = CheckpointRows(

@@ -1,4 +1,4 @@
-"""How a run ends: complete, with a summary, or stopped when it was asked to."""
+"""The end of a run: complete, with a summary, or stopped on request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ecrm.transport.message import tensors
 
 @dataclass(frozen=True)
 class Record:
-    """What is written down of a run at its end: `about` it, what it cost, and into which folder."""
+    """The data written at the end of a run: fields `about` the run, its costs, and the folder."""
 
     folder: RunFolder
     about: dict[str, Any]
@@ -46,12 +46,12 @@ class Record:
 
 
 class LastWords(Protocol):
-    """What the end of a run says of what is trained, and does for it."""
+    """The part of a run's end specific to the kind of training."""
 
     def before_summary(self, keep: bool) -> None:
-        """Collective: what comes after the last step, and before the summary.
+        """Collective: do the work between the last step and the summary.
 
-        `keep` is whether the model may be kept. Raises what `Ending.finish` does.
+        `keep` is whether the model may be kept. Raises the errors of `Ending.finish`.
         """
 
     def of_summary(self, steps: int, seconds: float) -> dict[str, Any]:
@@ -62,9 +62,9 @@ class LastWords(Protocol):
 
 
 class Ending:
-    """Ends a run; every live rank has one and calls the same methods.
+    """Ends a run; every live rank has an Ending and calls the same methods.
 
-    `unkept` says why there is no checkpoint of its last step though there was to be one.
+    `unkept` is the reason why a due checkpoint of the last step is missing, else empty.
     """
 
     def __init__(
@@ -85,22 +85,22 @@ class Ending:
         self._training_seconds: float | None = None
 
     def trained(self) -> None:
-        """The last step is done: what comes now is no time of training."""
+        """End the training time: the last step is done."""
         if self._training_seconds is None:
             self._training_seconds = time.monotonic() - self._began
 
     def went_back(self) -> None:
-        """After StepAborted: training may go on."""
+        """Go on after StepAborted: training may go on."""
         if self._engine.step < self._steps and not self._engine.over:
             self._training_seconds = None  # rolled back from the end
 
     def finish(self) -> dict[str, Any] | None:
         """Collective, after the last step: verify and keep the model, and write the summary.
 
-        What is being rebuilt is rebuilt first. The reporter drafts summary.json; once all have
-        agreed, whichever rank comes first gives it its name. With wrong parity that is
+        Shards being rebuilt are rebuilt first. The reporter drafts summary.json; once all ranks
+        have agreed, the first rank to get there renames the draft. With wrong parity the name is
         rejected.json, and every rank raises ParityMismatch. Returns the summary on the reporter,
-        None elsewhere. Raises StepAborted after a failure, StopAgreed where a rank asks to stop.
+        `None` elsewhere. Raises StepAborted after a failure, StopAgreed if a rank asks to stop.
         """
         engine = self._engine
         engine.commit()
@@ -109,7 +109,7 @@ class Ending:
             self._show_profile(self._record.profile)
         engine.enter("finish")
         engine.rebuild_all()
-        # before what reads everything: scrubbing, the digests, the check of parity
+        # before scrubbing, the digests, and the check of parity, all of which read all rows
         resident = resident_bytes(engine.state.transport.shared_memory)
         engine.scrub_all()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
@@ -129,7 +129,7 @@ class Ending:
         return summary
 
     def stop(self, number: signal.Signals) -> None:
-        """Collective, at a commit, when all have heard signal `number`: keep the model, and say so.
+        """Collective, at a commit, after signal `number` on some rank: keep the model, report.
 
         Writes a checkpoint, if the run has any, and stopped.json in the way of summary.json.
         """
@@ -161,7 +161,7 @@ class Ending:
             raise StopAgreed
 
     def _show_profile(self, profile: Profile) -> None:
-        """Collective: the reporter prints where the time went, and writes trace.json."""
+        """Collective: the reporter prints the profile's table, and writes trace.json."""
         engine, folder = self._engine, self._folder
         with engine.recovery.recovering():
             profiles = gather(profile, engine.state.transport, engine.view.reporter)
@@ -176,7 +176,7 @@ class Ending:
     def _summary(
         self, verified: VerifyReport | None, resident: tuple[int, int]
     ) -> dict[str, Any] | None:
-        """Collective: the summary on the reporter, None elsewhere."""
+        """Collective: the summary on the reporter, `None` elsewhere."""
         engine = self._engine
         tables = table_digests(engine, engine.view.reporter)
         memory = engine.state.memory()
@@ -205,9 +205,9 @@ class Ending:
         }
 
     def _add_resident(self, memory: Memory, mine: tuple[int, int]) -> None:
-        """Collective: say of each rank what it holds, held at most, and whether it is unused.
+        """Collective: add to each rank's entry the memory held, the peak, and whether unused.
 
-        `mine` are the first two, bytes, of this rank.
+        `mine` has the memory held and the peak of this rank, in bytes.
         """
         view = self._engine.view
         shared = self._engine.state.transport.share([torch.tensor(mine)])
@@ -218,7 +218,7 @@ class Ending:
 
     @property
     def _written_bytes(self) -> int:
-        """What this rank has written to disk for protection and checkpoints."""
+        """Bytes written to disk by this rank for protection and checkpoints."""
         checkpoints = 0 if self._checkpoints is None else self._checkpoints.written_bytes
         return self._engine.state.protection.written_bytes + checkpoints
 

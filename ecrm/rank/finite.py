@@ -1,4 +1,4 @@
-"""What becomes of a run whose loss, or whose state, is NaN or infinite."""
+"""Handling of a nonfinite loss or state: a NaN or an infinity."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from ecrm.errors import NotFinite
 
 MOST_SKIPPED = 50
-"""So many steps in a row may be skipped: a GradScaler that begins at 2 ** 16 needs some 16."""
+"""The most skipped steps in a row: a GradScaler starting at 2 ** 16 needs about 16."""
 NO_SCALE = "with a loss scale of"
-"""How the trouble of a slot begins whose gradients no scaling helps any more."""
+"""The first words of a slot's trouble if no scaling helps the gradients any more."""
 REMEDY = "lower train.sparse_lr or train.dense_lr"
-"""What helps in the built-in trainer."""
+"""The remedy in the built-in trainer."""
 
 
 class FiniteWatch:
-    """Receives on every rank what is not finite, the same on all ranks.
+    """Receives news of nonfinite values on every rank, the same on all ranks.
 
-    It ends the run (`stop`), or tells of it once in `window` steps.
+    The watch ends the run (`stop`), or reports once in `window` steps.
 
     `tell(fields)` gets the event; `kept()` is the step of the newest checkpoint, 0 without any.
-    `remedy` is what a person may do about it.
+    `remedy` is the advice to a person about nonfinite values.
     """
 
     def __init__(
@@ -35,29 +35,29 @@ class FiniteWatch:
     ) -> None:
         self._stop, self._window, self._tell, self._kept = stop, window, tell, kept
         self._quiet_until, self._remedy = 0, remedy
-        self._skipped: list[int] = []  # ascending; a step that is done again is skipped again
+        self._skipped: list[int] = []  # ascending; a step done again is skipped again
 
     def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
-        """The part of this rank's `troubles` in a step that all must know.
+        """The part of this rank's `troubles` in a step to report to every rank.
 
-        That is none twice in a window.
+        No trouble is reported twice in a window.
         """
         return troubles if step >= self._quiet_until else {}
 
     def losses(self, step: int, where: Mapping[int, str]) -> None:
-        """The losses of slots in a step are not finite; `where` says where that began, by slot.
+        """Note nonfinite losses of slots in a step; `where` has the first bad place, by slot.
 
-        Raises NotFinite where that ends the run.
+        Raises NotFinite if the losses end the run.
         """
         slot, began = min(where.items())
         why = f"the loss of step {step} is not finite: in slot {slot} it began {began}"
         self._heard_of_step(step, slot, why, began)
 
     def skipped(self, step: int, where: Mapping[int, str]) -> None:
-        """A step is skipped since a gradient is not finite; `where` says where that is, by slot.
+        """Note a step skipped because of a nonfinite gradient; `where` has the place, by slot.
 
-        Raises NotFinite where that ends the run: so many steps in a row, or no scale helps any
-        more.
+        Raises NotFinite if the run ends: after too many skipped steps in a row, or if no scale
+        helps any more.
         """
         self._skipped = [*self._skipped[: self.skipped_before(step)], step]
         slot, found = min(where.items())
@@ -74,7 +74,7 @@ class FiniteWatch:
             self._heard_of_step(step, slot, why, found)
 
     def skipped_before(self, step: int) -> int:
-        """How many steps before that one were skipped, of those that this process has seen."""
+        """The number of skipped steps before `step`, among the steps seen by this process."""
         return bisect_left(self._skipped, step)
 
     def _heard_of_step(self, step: int, slot: int, why: str, began: str) -> None:
@@ -82,7 +82,7 @@ class FiniteWatch:
         self._quiet_until = (step // self._window + 1) * self._window
 
     def evaluation(self, step: int, slot: int, began: str) -> None:
-        """The same of the log loss of an evaluation after `step` steps."""
+        """Note a nonfinite log loss of an evaluation after `step` steps, as in `losses`."""
         why = (
             f"the log loss of the evaluation at step {step} is not finite: "
             f"in slot {slot} it began {began}"
@@ -90,7 +90,7 @@ class FiniteWatch:
         self._heard("evaluation", step, slot, why, began)
 
     def checkpoint(self, step: int, why: str) -> None:
-        """A checkpoint of `step` was not written since it would hold what is not finite."""
+        """Note a checkpoint of `step` not written because of nonfinite values."""
         if self._stop:
             self._end(f"no checkpoint of step {step}: {why}")
 

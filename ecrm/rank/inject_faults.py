@@ -1,4 +1,4 @@
-"""All faults that a run injects into itself on purpose, and where: see ecrm/faults."""
+"""All faults injected by a run into itself on purpose: see ecrm/faults."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from ecrm.faults.without_undo import leave_updates_in_place
 
 
 class InjectedFaults:
-    """The faults of one rank: scheduled kills, a flipped bit, a GPU that fails, an engine that
-    takes nothing back.
+    """The faults of one rank: scheduled kills, a flipped bit, a GPU fault, a missing undo.
 
     `before_kill(kill, step)` is called just before this rank kills itself; `write` gets the event
-    of a kill that comes from outside (`ecrm drill`).
+    of a kill due from outside (`ecrm drill`).
     """
 
     def __init__(
@@ -35,13 +34,13 @@ class InjectedFaults:
         self._skip_undo = testing.skip_undo
 
     def watch(self, engine: Engine) -> None:
-        """The engine that faults happen to."""
+        """Inject faults into this engine from now on."""
         self._flip.watch(engine)
         if self._skip_undo:
             leave_updates_in_place(engine)
 
     def phase(self, step: int, name: str) -> None:
-        """A phase begins: what is due in it happens."""
+        """Inject the faults due at the beginning of a phase."""
         self._flip(step, name)
         self._gpu(step, name)
         self._kill(step, name)

@@ -1,4 +1,4 @@
-"""Whether the hosts of a run have the memory that its tables need, before any of it is taken."""
+"""Check whether the hosts of a run have enough memory for its tables, before taking any."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MB = 1e6
 def check_memory(
     transport: Transport, config: Config, cluster: Cluster, spaces: Sequence[RowSpace]
 ) -> str:
-    """Collective: a warning, or "", where tables may come to need more than their hosts have.
+    """Collective: a warning, or "", about tables possibly too large for the hosts' memory.
 
-    Raises UsageError on every rank where they do for certain: with storage.prefault, and where the
-    system refuses so large a table at all. Rows that are never updated need no memory else. Tables
-    on a GPU: as `check_gpu_memory`. Those in mapped files are not looked at. What a script has
-    loaded before is not available any more, and so counted; what it and the workers of its data
-    take later is not.
+    Raises UsageError on every rank if the memory is certain to be too small: with storage.prefault,
+    or if the system refuses a table so large. Otherwise rows never updated need no memory. Tables
+    on a GPU are checked by `check_gpu_memory`. Tables in mapped files are not checked. Memory taken
+    earlier by a script is not available any more, and thereby counted; memory taken later by the
+    script and the workers of its data is not counted.
     """
     on_gpu = check_gpu_memory(transport, config, cluster, spaces)
     available = share_json(transport, memory_bytes()[1])
@@ -60,11 +60,11 @@ def check_memory(
 def check_gpu_memory(
     transport: Transport, config: Config, cluster: Cluster, spaces: Sequence[RowSpace]
 ) -> set[int]:
-    """Collective: raise UsageError on every rank where the tables do not fit on their GPUs.
+    """Collective: raise UsageError on every rank if the tables do not fit on the GPUs.
 
-    There all their memory is taken at the start. Ranks that share a GPU are added up. Ranks with
-    rows on the CPU or on an imitated GPU are not looked at; returns the others. Each must have
-    chosen its GPU.
+    On a GPU all memory of the tables is taken at the start. The needs of ranks sharing a GPU are
+    added up. Ranks with rows on the CPU or on an imitated GPU are not checked; returns the ranks
+    checked. Each rank must have chosen its GPU.
     """
     looks = config.storage.device == "cuda" and not config.testing.imitated_gpu
     if looks:
@@ -81,7 +81,7 @@ def check_gpu_memory(
 
 
 def free_on_gpu() -> tuple[str, int]:
-    """This rank's GPU, by a name that no other has, and the bytes that are free there."""
+    """This rank's GPU, by a name unique among GPUs of a host, and the free bytes of the GPU."""
     number = torch.cuda.current_device()
     name = getattr(torch.cuda.get_device_properties(number), "uuid", number)
     return str(name), torch.cuda.mem_get_info()[0]
@@ -90,9 +90,9 @@ def free_on_gpu() -> tuple[str, int]:
 def judge_gpus(
     needed: Mapping[int, int], there: Mapping[int, tuple[str, int]], hosts: Mapping[int, str]
 ) -> None:
-    """Raise UsageError where ranks that share a GPU need more bytes of it than are free.
+    """Raise UsageError if ranks sharing a GPU need more bytes of the GPU than are free.
 
-    By rank: bytes needed, the GPU's name with the bytes free there, and the host.
+    By rank: bytes needed, the GPU's name with its free bytes, and the host.
     """
     sharing: dict[tuple[str, str], list[int]] = {}
     for rank, (name, _) in there.items():
@@ -112,9 +112,9 @@ def judge_gpus(
 
 
 def reserve(spaces: Sequence[RowSpace], shape: StripeShape, shards: int, host: str) -> None:
-    """Ask the system for the rows of some shards, and give them back untouched.
+    """Ask the system for the rows of some shards, and give the memory back untouched.
 
-    Raises UsageError where it refuses them.
+    Raises UsageError if the system refuses.
     """
     with ExitStack() as held:
         for space in spaces:
@@ -136,7 +136,7 @@ def reserve(spaces: Sequence[RowSpace], shape: StripeShape, shards: int, host: s
 def shard_bytes(spaces: Sequence[RowSpace], shape: StripeShape, padded: bool) -> int:
     """Bytes of one shard once every row is updated: rows, optimizer state and redundancy.
 
-    `padded`: records are, on all ranks, since some rank has its rows on a GPU.
+    `padded`: records are padded, on all ranks, because some rank has its rows on a GPU.
     """
     total = 0
     for space in spaces:
@@ -151,7 +151,7 @@ def shard_bytes(spaces: Sequence[RowSpace], shape: StripeShape, padded: bool) ->
 
 
 def judged(needed: Mapping[str, int], available: Mapping[str, int], prefault: bool) -> str:
-    """As `check_memory`, of bytes by host."""
+    """The warning of `check_memory`, or its UsageError, from bytes by host."""
     for host, wanted in needed.items():
         if wanted <= available[host]:
             continue

@@ -1,4 +1,4 @@
-"""How often a run commits, and how much it rebuilds, as its config says."""
+"""Frequency of commits and speed of rebuilding, as set in a config."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ecrm.protection.base import Protection
 
 
 def policy_of(config: Config, protection: Protection) -> EnginePolicy:
-    """An engine's policy, by the config and the protection that it names."""
+    """An engine's policy, by the config and the protection named in the config."""
     wanted = config.protection
     return EnginePolicy(
         commit_interval=wanted.commit_interval,

@@ -1,8 +1,8 @@
-"""What the run tells people: lines on the terminal and events in the run folder, whoever dies.
+"""Reports of a run for people: lines on the terminal and events in the run folder.
 
-Every rank has the events and one of them, the view's reporter, writes them, each before it takes
-part in the next commit; if it cannot, all hear of it within a few. The other ranks keep what came
-in the last commits, and whichever becomes the reporter writes what is not in the file.
+Every rank has the events; the view's reporter writes an event before taking part in the next
+commit. If the reporter cannot write, all ranks learn so within a few commits. The other ranks keep
+the events of the last commits, and a new reporter writes the events missing from the file.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ecrm.run.run_folder import RunFolder
 PROGRESS = "progress"
 
 TOLD_AGAIN = frozenset((PROGRESS, "evaluation", "overfitting", "ended_early"))
-"""Events that come again whenever their step does."""
+"""Events told again whenever the step is done again."""
 
 ONCE_A_STEP = TOLD_AGAIN | {"not_finite"}
-"""Events of which a run tells one a step, however often that is done."""
+"""Events told once a step, however often the step is done."""
 
 Name = tuple[Any, ...]
-"""What tells an event of a run from its others: the event, mostly a step, and more."""
+"""The identity of an event in a run: the event, mostly a step, and more."""
 
 KEPT_COMMITS = 3
 """Asking to stop for want of a disk takes one commit, a reshape may add one."""
 
 
 def _restored_in_words(account: dict[str, Any]) -> str:
-    """What did not come back of a shard, after a line for each checkpoint not used."""
+    """The losses of a restored shard, after a line for each checkpoint not used."""
     refused = "".join(f"! {line}\n" for line in account["refused"])
     return refused + (
         f"! shard {account['shard']} restored from step {account['checkpoint_step']}: the updates "
@@ -49,21 +49,22 @@ def _restored_in_words(account: dict[str, Any]) -> str:
 
 
 def _back_in_words(fields: dict[str, Any]) -> str:
-    """Where all are after a recovery, of a death or of an interruption."""
+    """The state of all ranks after a recovery from a death or an interruption."""
     after = fields["recovery_seconds"] * 1000
     return f"back at commit {fields['committed']} after {after:.0f} ms"
 
 
 def ended_in_words(fields: Mapping[str, Any]) -> str:
-    """Why training ends before its last step."""
+    """The reason to end training before the last step."""
     return f"training ends at step {fields['step']} of {fields['steps_wanted']}: {fields['why']}"
 
 
 def _name_of(fields: dict[str, Any], rolled_back: int) -> Name:
-    """What two ranks' accounts of one event have in common.
+    """The name of an event, equal in the accounts of all ranks.
 
-    Ranks die once, views have numbers, and the stripes of a step's corruptions differ. A rollback
-    has steps come again: `rolled_back` is the number of the view of the last one, -1 before any.
+    Ranks die once, views have numbers, and the stripes of a step's corruptions differ. After a
+    rollback steps come again: `rolled_back` is the view number of the last rollback, -1 before any
+    rollback.
     """
     event, step = fields["event"], fields.get("step")
     if event == "corruption":
@@ -80,7 +81,7 @@ def _name_of(fields: dict[str, Any], rolled_back: int) -> Name:
 
 
 def _names(events: list[dict[str, Any]]) -> set[Name]:
-    """The names of all events of a file, which has them in their order."""
+    """The names of all events of a file, given in the order of the file."""
     names, rolled_back = set(), -1
     for fields in events:
         names.add(_name_of(fields, rolled_back))
@@ -90,9 +91,9 @@ def _names(events: list[dict[str, Any]]) -> set[Name]:
 
 
 class Reporter:
-    """Passes an engine's events on; only the rank that is the view's reporter writes and prints.
+    """Passes an engine's events on; only the view's reporter writes and prints.
 
-    `remedy` is what a person may do about losses that are not finite.
+    `remedy` is the advice to a person about nonfinite losses.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Reporter:
         self._engine: Engine | None = None
         self._kept: list[tuple[int, Name, Callable[[], tuple[dict[str, Any], str]]]] = []
         self._last_rollback = -1
-        self._told: set[Name] | None = None  # ONCE_A_STEP; None where others may have told more
+        self._told: set[Name] | None = None  # ONCE_A_STEP; None if other ranks may have told more
 
     def watch(self, engine: Engine) -> None:
         """Report on this engine from now on."""
@@ -131,22 +132,22 @@ class Reporter:
 
     @property
     def cannot_write(self) -> bool:
-        """Whether this rank is to write the run folder and has failed to."""
+        """Whether this rank is the reporter and has failed to write the run folder."""
         return self._speaks and self._folder.trouble is not None
 
     def started(self, fields: dict[str, Any], in_words: str) -> None:
-        """The run begins: ranks.json, a line and the first event."""
+        """Write ranks.json, a line and the first event: the run begins."""
         if self._speaks:
             self._folder.ranks(self._watched.view, self._processes)
         self._tell({"event": "start", **fields}, in_words)
 
     def killing(self, kill: Kill, step: int) -> None:
-        """This very rank is about to die on schedule; it says so itself, since nobody else can."""
+        """Report this rank's own scheduled death, just before; no other rank can."""
         fields = {"rank": kill.rank, "step": step, "phase": kill.phase, "scheduled": str(kill)}
         self._folder.event({"event": "kill", **fields})
 
     def event(self, fields: dict[str, Any]) -> None:
-        """One event of the engine."""
+        """Report one event of the engine."""
         if fields["event"] == "view":
             view: View = fields["view"]
             if self._speaks:
@@ -163,9 +164,9 @@ class Reporter:
         self._tell(fields, getattr(self, f"_{fields['event']}")(fields))
 
     def progress(self, step: int, make: Callable[[], tuple[dict[str, Any], str]]) -> None:
-        """What is told every so many steps.
+        """Report the progress told every so many steps.
 
-        `make` gives the fields and the line, once it is known that this rank tells it.
+        `make` returns the fields and the line; only the reporting rank calls `make`.
         """
         self._write_or_keep((PROGRESS, step, self._last_rollback), make)
 
@@ -176,9 +177,9 @@ class Reporter:
         self._write_or_keep(name, lambda: (fields, in_words))
 
     def _write_or_keep(self, name: Name, make: Callable[[], tuple[dict[str, Any], str]]) -> None:
-        """Write an event, after those that the reporter before may have left out; or keep it.
+        """Write an event, after events the reporter before may have left out; or keep the event.
 
-        What is told again with its step is not kept once the step is undone.
+        Events told again with a step are not kept once the step is undone.
         """
         commits = self._watched.state.commits
         self._kept = [
@@ -235,7 +236,7 @@ class Reporter:
 
     def _slot_failed(self, fields: dict[str, Any]) -> str:
         if fields["error"]:
-            return ""  # the rank has said it itself
+            return ""  # the rank has said so itself
         place = Place(fields["step"], fields["slot"], fields["part"])
         return (
             f"! rank {fields['rank']} died while the script's own code ran, in {place}; if another "

@@ -1,4 +1,4 @@
-"""What summary.json and stopped.json say of a run."""
+"""The contents of summary.json and stopped.json."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ecrm.protection.base import VerifyReport
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the ranks have found out together at the end of a run.
+    """The findings of all ranks together at the end of a run.
 
-    `tables` are the digests of the tables by name. `training_seconds` are those of all steps of
-    this start of the run; `step_seconds` are quantiles of the time of one.
+    `tables` are the digests of the tables by name. `training_seconds` is the time of all steps of
+    this start of the run; `step_seconds` are quantiles of the time of one step.
     """
 
     tables: dict[str, str]
@@ -33,11 +33,11 @@ class Outcome:
 
 
 class Hashed(Protocol):
-    """A dense replica whose digest the summary has."""
+    """A dense replica to be digested for the summary."""
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """Parameters and optimizer state, in an order that is the same on all holders."""
+        """Parameters and optimizer state, in the same order on all holders."""
 
 
 def summary_json(
@@ -47,9 +47,9 @@ def summary_json(
     lives: list[dict[str, Any]],
     checkpoint: dict[str, Any],
 ) -> dict[str, Any]:
-    """The summary of a complete run; `checkpoint` as `checkpoint_json` has it.
+    """The summary of a complete run; `checkpoint` is a result of `checkpoint_json`.
 
-    `own` are fields of what is trained.
+    `own` are fields specific to the kind of training.
     """
     state, verified = engine.state, outcome.verified
     return {
@@ -86,7 +86,7 @@ def summary_json(
 
 
 def _digests(engine: Engine, tables: dict[str, str]) -> dict[str, Any]:
-    """SHA-256 of each table, of the dense parameters with their optimizer state, and of all."""
+    """SHA-256 of each table, of dense parameters with optimizer state, and of all digests."""
     dense = hashlib.sha256()
     for tensor in cast(Hashed, engine.state.dense).state_tensors:
         dense.update(tensor.contiguous().numpy().data)
@@ -101,9 +101,9 @@ def _digests(engine: Engine, tables: dict[str, str]) -> dict[str, Any]:
 def stopped_json(
     engine: Engine, own: dict[str, Any], steps: int, number: signal.Signals, seconds: float
 ) -> dict[str, Any]:
-    """How far a run has come in `seconds`, of the `steps` wanted, when signal `number` stops it.
+    """The progress of a run after `seconds`, out of `steps` wanted, when signal `number` stops it.
 
-    `own` are fields of what is trained.
+    `own` are fields specific to the kind of training.
     """
     state = engine.state
     return {
@@ -119,12 +119,12 @@ def stopped_json(
 
 
 def checkpoint_json(step: int, unkept: str) -> dict[str, Any]:
-    """The step of the newest checkpoint, 0 for none, and why there is none of the last step."""
+    """The fields on checkpoints: newest `step`, 0 for none, and why the last step is `unkept`."""
     return {"checkpoint_step": step or None, "checkpoint_failed": unkept or None}
 
 
 def stopped_in_words(stopped: dict[str, Any], folder: Path | None) -> str:
-    """What stopped.json says, in one line, and where it is."""
+    """The content of stopped.json in one line, with the path of the file."""
     step, loss = stopped["steps"], stopped.get("train_logloss")
     when = f"after step {step} of {stopped['steps_wanted']}" if step else "before the first step"
     samples = f"; {counted(stopped['samples'], 'sample')}" if "samples" in stopped else ""

@@ -1,7 +1,7 @@
-"""What user code is at work on, rank by rank, in memory that outlives the rank.
+"""The place of user code at work, rank by rank, in memory outliving the rank.
 
-A rank writes it down in memory that the other ranks of its host read. One that is killed leaves it
-as it was, so a survivor of its host knows whether the script's own code was running.
+A rank writes the place into memory read by the other ranks of its host. A killed rank leaves the
+memory unchanged, and a survivor on the same host knows whether the script's own code was running.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MOST_SLOTS = 1 << 28  # or batches of an evaluation
 
 
 class Whereabouts:
-    """Where user code is on this `rank`, and where it was on those that have died.
+    """The place of user code on this `rank`, and the last place on dead ranks.
 
-    `of` other ranks are words that they write, int64 [1].
+    `of` has the words written by other ranks, int64 [1].
     """
 
     def __init__(self, rank: int, mine: np.ndarray, of: dict[int, np.ndarray]) -> None:
@@ -28,7 +28,7 @@ class Whereabouts:
 
     @staticmethod
     def shared(transport: Transport) -> Whereabouts:
-        """Collective, before there is an engine, once ranks of a host read each other's memory."""
+        """Collective, before an engine exists, once ranks of a host read each other's memory."""
         word = transport.allocate_shared(1, dtype=np.int64)
         memory = transport.shared_memory
         offset = None if memory is None else memory.offset(word)
@@ -41,18 +41,18 @@ class Whereabouts:
         return Whereabouts(transport.rank, word.numpy(), of)
 
     def be_at(self, place: Place | None) -> None:
-        """User code begins there; None: it is through."""
+        """Note the place where user code begins; `None` once user code is done."""
         self._mine[0] = _NOWHERE if place is None else _written(place)
 
     def places(self) -> dict[int, Place]:
-        """By rank, where user code is now: on this rank, and on those of its host that are read."""
+        """The present places of user code: of this rank, and of readable ranks of its host."""
         found = {rank: int(word[0]) for rank, word in [*self._of.items(), (self._rank, self._mine)]}
         return {rank: _read(word) for rank, word in found.items() if word != _NOWHERE}
 
     def when_dead(self, rank: int) -> tuple[Place, ...] | None:
-        """Where user code was when a rank died; None where this rank cannot know.
+        """The place of user code at a rank's death, () for none; `None` if unknown to this rank.
 
-        To be asked once: what the dead rank has shared is not kept any longer.
+        Ask only once: the memory shared by the dead rank is not kept afterwards.
         """
         word = self._of.pop(rank, None)
         if word is None:
@@ -61,7 +61,7 @@ class Whereabouts:
 
 
 def _written(place: Place) -> int:
-    """A place in one word, which is written as a whole."""
+    """A place in one word, to be written as a whole."""
     return 1 + PARTS.index(place.part) + len(PARTS) * (place.slot + _MOST_SLOTS * place.step)
 
 
