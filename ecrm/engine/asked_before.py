@@ -1,8 +1,8 @@
-"""What slots have asked for in steps that may be done again, so that a change is noticed.
+"""Digests of the rows asked for in steps perhaps done again, to notice a change.
 
-A slot's batch depends on step and slot alone. Code of a script may break that rule without a word,
-such as a generator of its own in a dataset. After a failure the slot then asks for other rows, and
-the model becomes another one.
+A slot's batch depends on step and slot alone. Code of a script may break the rule without a word,
+as with a generator of random numbers in a dataset. After a failure the slot then asks for different
+rows, and the model changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Known = dict[tuple[int, ...], int]
 
 
 class AskedBefore:
-    """Digests of the rows that slots asked this rank for, and of their batches, by step."""
+    """Digests of the rows asked of this rank by slots, and of the slots' batches, by step."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
@@ -27,19 +27,19 @@ class AskedBefore:
         self._layouts: Sequence[RowLayout] = ()
 
     def drew(self, step: int, slot: int, digest: int) -> str:
-        """Note that this rank has the batch of a slot in a step.
+        """Note the batch of a slot in a step, drawn on this rank.
 
-        `digest`, 63 bits, is of its content. Returns what is other than before, in words, or "".
+        `digest`, 63 bits, is of the content. Returns the change since before, in words, or "".
         """
         same = self._drawn.setdefault((step, slot), digest) == digest
         return "" if same else _changed(step, slot, "has another batch")
 
     def marks(self, step: int) -> dict[int, int]:
-        """The digests of the batches that this rank has for a step, by slot."""
+        """The digests of this rank's batches for a step, by slot."""
         return {slot: digest for (at, slot), digest in self._drawn.items() if at == step}
 
     def forget(self, before: int) -> None:
-        """No step below `before` is done again."""
+        """Drop all digests of steps below `before`, not to be done again."""
         self._known = {step: known for step, known in self._known.items() if step >= before}
         self._drawn = {at: digest for at, digest in self._drawn.items() if at[0] >= before}
 
@@ -49,9 +49,10 @@ class AskedBefore:
         requests: Mapping[int, Sequence[Received]],
         layouts: Sequence[RowLayout],
     ) -> str:
-        """Note what ranks ask for in a step; returns what is other than before, in words, or "".
+        """Note the requests of ranks in a step; return the first change, in words, or "".
 
-        Local rows of other `layouts` are other rows: what was noted of them is forgotten.
+        Local rows are not comparable over different `layouts`: new `layouts` drop all earlier
+        digests of rows and received batches.
         """
         if layouts is not self._layouts:
             self._layouts, self._known = layouts, {}

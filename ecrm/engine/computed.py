@@ -1,4 +1,4 @@
-"""What slots have computed in a step, so that a failure costs no second forward and backward."""
+"""Results of slots in a step, so a failure costs no second forward and backward pass."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Result = TypeVar("Result")
 
 
 class Computed(dict[int, Result]):
-    """Results of slots of the step that is under way, by slot.
+    """Results of slots of the step under way, by slot.
 
-    Whoever runs a slot again gets the same bits from the same step, rows and dense replica; so what
-    a rank that lives on had computed holds, wherever lost rows come back exactly, and where the
-    rows it was computed from are known to be those that were sent.
+    A slot run again gives the same bits from the same step, rows and dense replica. So the results
+    of a survivor hold, if lost rows come back exactly, and if an agreement has confirmed the rows
+    behind the results.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""What the engine needs of the dense replica, and how the slots' contributions to it are summed.
+"""The engine's view of the dense replica, and the sum of the slots' contributions.
 
-The model behind a replica is the training loop's business.
+The training loop owns the model behind a replica.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ class DenseReplica(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory that it takes."""
+        """Bytes of memory taken by the replica."""
 
     @property
     def over(self) -> bool:
-        """Whether its state says that no slot has data any more."""
+        """Whether no slot has data any more, as recorded in the state."""
 
     @property
     def ends_at(self) -> int:
-        """The step before which training ends, as its state says; -1 for none."""
+        """The step before which training ends, as recorded in the state; -1 for no end."""
 
     def end_at(self, step: int) -> None:
-        """Training ends before a step: part of the present state, and of that of the last commit.
+        """Record the end of training before `step`, in the present and in the committed state.
 
-        It may be told again. A later step changes nothing.
+        May be called again. A later step changes nothing.
         """
 
     def apply(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
-        """Take one step with the sum of all slots' contributions, float32 [P].
+        """Take a step with the sum of all slots' contributions, float32 [P].
 
-        The sum may be overwritten. `states[slot]`, uint8 [N], is what a slot has sent whole; most
-        slots send nothing. They are only lent: what is kept of them must be copied.
+        The sum may be overwritten. `states[slot]`, uint8 [N], is the state sent whole by a slot;
+        most slots send nothing. States are only lent: copy any state to be kept.
         """
 
     def skip(self, states: Mapping[int, Tensor]) -> None:
-        """A step goes by that changes no parameter; `states` as in `apply`."""
+        """Count a step without a change of parameters; `states` as in `apply`."""
 
     def commit(self) -> None:
-        """The present state can no longer be taken back."""
+        """Commit the present state: no taking back any more."""
 
     def undo(self) -> None:
-        """Go back to the state of the last commit; calling it again changes nothing."""
+        """Go back to the state of the last commit; a second call changes nothing."""
 
     def export(self) -> list[Tensor]:
-        """The committed state, for a rank that is to become a holder."""
+        """The committed state, for a new holder."""
 
     def present(self) -> list[Tensor]:
-        """The state as it is now, committed or not, as `export` would give it after a commit."""
+        """The present state, committed or not, as exported after a commit."""
 
     @property
     def entries(self) -> Iterable[tuple[str, object]]:
-        """(name, value) of all state as it is now: tensors on any device, numbers and words.
+        """(name, value) of the whole present state: tensors on any device, numbers and words.
 
         Names and values are the same on all holders.
         """
@@ -73,15 +73,15 @@ class DenseReplica(Protocol):
     def load(self, state: Sequence[Tensor]) -> None:
         """Take an exported state as the committed and the present one.
 
-        A state of one tensor is the parameters alone: the optimizer then begins anew.
+        A state of a single tensor is the parameters alone: the optimizer then begins anew.
         """
 
 
 class SlicedSum:
-    """The sum of all slots' contributions; each holder of the dense replica sums one slice.
+    """The sum of all slots' contributions; every holder of the dense replica sums a slice.
 
-    Slots are added in slot order, element by element, so the result has the same bits as one sum
-    over whole contributions, while every holder receives each of them by a slice only.
+    Slots are added in slot order, element by element, so the result has the bits of a sum over
+    whole contributions, while every holder receives only a slice of every contribution.
     """
 
     def __init__(self, holders: Sequence[int]) -> None:
@@ -101,7 +101,7 @@ class SlicedSum:
         return total
 
     def assemble(self, by_holder: Mapping[int, Tensor]) -> Tensor:
-        """The whole sum, [P], from the slices that the holders have summed."""
+        """The whole sum, [P], from the slices summed by the holders."""
         return torch.cat([by_holder[holder] for holder in self._holders])
 
 
@@ -111,18 +111,20 @@ def spread_dense(
     holders: Sequence[int],
     export: Callable[[], list[Tensor]],
 ) -> list[Tensor] | None:
-    """Collective: the lowest of `holders` sends its state to ranks of `due` that have none.
+    """Collective: send the state of the lowest of `holders` to ranks of `due` not in `holders`.
 
     All ranks know the `holders`.
 
-    Returns the state that this rank has been given, if it has. Raises Unrecoverable on every rank
-    when nobody holds one.
+    Returns the state received by this rank, if any. Raises Unrecoverable on every rank without a
+    holder.
     """
     needing = [rank for rank in due if rank not in holders]
+    # parity covers rows only: a lost dense state comes back from a replica or a checkpoint
     if not holders:
         raise Unrecoverable(
             f"every replica of the dense model is lost (ranks {list(due)} had none yet)"
         )
+    # an exchange without messages would cost time, and an agreement afterwards
     if not needing:
         return None
     sends = transport.rank == holders[0]

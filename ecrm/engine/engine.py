@@ -1,6 +1,6 @@
-"""The engine: one bulk-synchronous step over shards and slots, on a state that outlives deaths.
+"""The engine: a bulk-synchronous step over shards and slots, on a state surviving deaths.
 
-Nowhere else do transport, storage, protection and views meet. A training loop drives it:
+Only the engine joins transport, storage, protection and views. A training loop drives the engine:
 
     while engine.step < steps:
         try:
@@ -10,11 +10,58 @@ Nowhere else do transport, storage, protection and views meet. A training loop d
         except StepAborted:
             continue                              # engine.step and engine.slots may have changed
 
-Every live rank calls the same methods in the same order, with empty requests where it runs no slot.
+A step has two exchanges and an agreement. The first exchange carries the results of slots, the
+requests for the next step, and the rest of a round of repair. The second carries the updates of
+redundancy, the next step's rows, and the slices of the dense sum.
 
-A step has two exchanges and an agreement. With the first go what slots have computed, what they ask
-for the next step, and the rest of a round of repair. With the second go what keeps redundancy up to
-date, the next step's rows, and the slices of the dense sum.
+# Duties of the caller
+
+- One thread per rank makes all calls.
+- Every live rank calls the same collective methods in the same order, from recovery to recovery. A
+  rank without slots passes empty mappings.
+- The batch of a slot depends on step and slot alone, and `sparse_rate` on the step alone: a step
+  done again asks for the batch and the rate again. A changed batch ends the run.
+- Row numbers in `rows[slot][space]` are unique. Only the range of row numbers is checked.
+- At least one slot has a contribution in every step.
+- Row numbers, for `lookup` or as `rows_ahead`, stay unchanged until the `apply` of the same step
+  returns or raises. Gradients and contributions stay unchanged until `apply` returns or raises.
+- Calls on the transport outside the engine stand inside `recovery.recovering()`.
+- After an error the caller acts as listed under Errors, and never just calls again.
+
+# Order of calls
+
+- Before the first step: `recovery.resume`, to go on from the durable tier.
+- Per step: `lookup` with `apply_follows`, the passes of the slots, `apply`. After an `apply` with
+  `rows_ahead` the next `lookup` asks for exactly the rows in `rows_ahead`, and an `apply` follows.
+- Between two steps, in any number: `heed_stop`, `commit`, `seal`, and, if the last `apply` had no
+  `rows_ahead`, `lookup` without `apply_follows`. `end_here` ends training before the next step.
+- Between two steps, at a commit: `rebuild_all`, dropping rows that came ahead. Then, with nothing
+  rebuilding, `scrub_all` and `verify_parity`: a correction would not reach rows that came ahead.
+- After StepAborted: the step `engine.step` for `engine.slots`, from `lookup` on.
+- After the last step: `commit`, `rebuild_all`, then `scrub_all` and `verify_parity` if wanted.
+
+With `recovery.stopping` true after an `apply`, the step is committed and all ranks are to stop.
+
+# Errors
+
+- `StepAborted`: a recovery is through. Rows and dense replica are as of a commit, or as of a
+  checkpoint after a rollback. Rows looked up are dropped. The view may be new, and lost rows may
+  still be missing. Some ranks may have completed the call, and the step may be committed:
+  `engine.step` names the step to run next.
+- `StopAgreed`: every live rank raises the error before the same step. Nothing is undone, finished
+  rounds of `rebuild_all` are committed, and `recovery.stopping` stays true.
+- `StrayRow`, `ChangedDataError`, `ReplicasDiffer`, and `ScriptFailed` with a `speaker`: every live
+  rank raises the same error. The step in flight is not undone, and the run ends.
+- `ScriptFailed` without a `speaker`, from `Recovery.leave`: this rank ends. The survivors recover.
+- `Unrecoverable`, or an error of the durable tier: all survivors raise the error, the rows may be
+  of no commit, and the run ends. `LostTouch` may come on some ranks only, if no call gets through.
+- `UsageError` for `sparse_rate`: every rank raises the error in `apply`, before any message. The
+  step has changed no row, and the run ends.
+- An `EcrmError` of the hook `troubled`: every rank raises the error before the step changes a row.
+- Any different error: this rank must end, since an update may lack a delta in the log. The
+  survivors recover as from any death.
+
+No method of `Engine` raises `PeerFailure`.
 """
 
 from __future__ import annotations
@@ -66,13 +113,13 @@ from ecrm.transport.staged import StagedTransport
 
 
 class Engine:
-    """One rank's part in the run: its steps.
+    """The steps of one rank in the run.
 
-    `state` is what the rank holds, `recovery` what becomes of it when ranks die. `sparse_rate`
-    gives, by step, a factor on the learning rate of all rows. It must be a pure function of the
-    step and the same on all ranks: steps that are done again ask it again. Rows, redundancy and
-    the logs of both lie on `device`; `allocate` gives their memory on the CPU. What slots are given
-    and give is on the CPU; it is pinned where they are computed on another device, `slots_on`.
+    `state` holds the rank's data, `recovery` restores the data after deaths. `sparse_rate` gives,
+    by step, a factor on the learning rate of all rows, as a pure function of the step, the same on
+    all ranks: steps done again ask for the factor again. Rows, redundancy and logs lie on `device`;
+    on the CPU `allocate` gives the memory of rows and redundancy. Tensors given to slots, or by
+    slots, are on the CPU; rows for slots are pinned unless `slots_on` is the CPU.
     """
 
     def __init__(
@@ -117,7 +164,7 @@ class Engine:
         self._last_finished = clock()
         self._replica_check = ReplicaCheck(clock)
         self.asked = AskedBefore()
-        """What slots have asked this rank for; whoever draws their batches may tell it of them."""
+        """Digests of the rows asked of this rank; the maker of batches may note batches too."""
         self._over_at = -1
 
     @property
@@ -127,42 +174,42 @@ class Engine:
 
     @property
     def committed(self) -> int:
-        """How many steps cannot be taken back."""
+        """Number of steps not to be taken back."""
         return self.state.committed
 
     @property
     def rank(self) -> int:
-        """This rank's number, which never changes."""
+        """The number of this rank; never changes."""
         return self.state.rank
 
     @property
     def view(self) -> View:
-        """Who has which role."""
+        """The roles of all ranks."""
         return self.state.view
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Slots that this rank runs."""
+        """The slots of this rank."""
         return self.state.slots
 
     @property
     def over(self) -> bool:
         """Whether training ends before the step to run next. The same on all ranks.
 
-        No slot has a part in that step, or somebody has asked for the end. It depends on the data
-        and the script alone, so that no failure takes it back.
+        No slot has a part in the next step, or a rank has asked for the end. The end depends on the
+        data and the script alone, so no failure takes the end back.
         """
         return self.step in (self._over_at, self.recovery.over_at, self.recovery.ends_at)
 
     def end_here(self) -> None:
-        """Of all ranks, between steps: training ends before the step to run next."""
+        """End training before the step to run next. Called on all ranks, between steps."""
         self._over_at = self.step
         if self.state.dense is not None:
             self.state.dense.end_at(self.step)
 
     @property
     def confirmed(self) -> bool:
-        """Whether a step that begins again has the rows that the last `lookup` returned."""
+        """Whether a step done again starts from the same rows as the last `lookup` returned."""
         return self._in_flight.confirmed
 
     @property
@@ -171,7 +218,7 @@ class Engine:
         return self.state.repairs_ahead
 
     def enter(self, phase: str) -> None:
-        """Name the phase that begins, for hooks and for the record of a failure."""
+        """Name the beginning phase, for hooks and for the record of a failure."""
         self._in_flight.phase = phase
         self.state.hooks.phase(self.step, phase)
 
@@ -181,20 +228,21 @@ class Engine:
         computed: Collection[int] = (),
         apply_follows: bool = False,
     ) -> dict[int, list[Tensor]]:
-        """Collective: current values of each slot's rows of each row space, float32 [U, dim].
+        """Collective: current values of every slot's rows of every row space, float32 [U, dim].
 
-        `rows[slot][space]` are unique row numbers, int64 [U], for every slot this rank runs (row r
-        of a table is row `offset + r` of its space). Lost rows among them are recovered first, or
-        the protection's stand-in gives values in their place. Values that came ahead with the last
-        `apply` are returned as they came; `rows` must then be its `rows_ahead`, and an `apply`
-        follow. `apply_follows`, the same on every rank, lets what nobody waits for come with that
-        `apply`. A lookup without it only reads, in the phase that it finds: with a stand-in it
-        restores nothing, which each step's must, and the stand-in remembers nothing of it. For
-        slots that are `computed`, that `apply` will be given what was computed for this step before
-        a failure: their values are not returned, and need not be there yet. None may be with a
-        stand-in; whoever uses it must do so wherever the same step begins again and `confirmed` is
-        true, since a step may be replayed on that (`ecrm/engine/step_replay.py`). Raises
-        StepAborted after a failure.
+        `rows[slot][space]` are unique row numbers, int64 [U], for every slot of this rank (row r
+        of a table is row `offset + r` of the row space). Lost rows among `rows` are recovered
+        first, or the protection's stand-in gives values instead. If values came ahead with the last
+        `apply`, `rows` must equal `rows_ahead` of the same `apply`, and an `apply` must follow; the
+        values are returned as received. `apply_follows`, the same on every rank, lets rows without
+        a waiting slot come with the `apply`. A lookup without `apply_follows` only reads, in the
+        phase at hand: with a stand-in the lookup restores nothing, as the lookup of a step must,
+        and the stand-in remembers no row of the lookup. For `computed` slots, `apply` will be given
+        results computed for this step before a failure: the values are not returned, and may still
+        be missing. With a stand-in no slot may be `computed`. A caller using `computed` must always
+        do so if the same step begins again and `confirmed` is true: the step may be replayed
+        (`ecrm/engine/step_replay.py`). Raises StepAborted after a failure; on every rank StrayRow
+        for a row outside the row space, ChangedDataError for other rows than before a failure.
         """
         flight = self._in_flight
         assert self.state.protection.stand_in is None or not computed
@@ -218,7 +266,7 @@ class Engine:
             return ready.rows(late, remember=apply_follows)
 
     def _check(self, rows: Mapping[int, Sequence[Tensor]], step: int) -> None:
-        """End the run on all ranks where a row does not exist, before any is asked for."""
+        """End the run on all ranks if a row does not exist, before asking for any row."""
         if problem := stray_row(rows, self.state.spaces):
             self.recovery.refuse(f"step {step}, {problem}")
 
@@ -227,11 +275,11 @@ class Engine:
     ) -> Lookup:
         """Ask shards for rows, and begin a round of repair if anything is rebuilding.
 
-        With a stand-in a round begins only where this `restores`.
+        With a stand-in a round begins only if the lookup `restores`.
         """
         state, budget = self.state, self._rebuild_rows
         stand_in = state.protection.stand_in
-        # a shard that this makes whole is asked for its rows
+        # a shard made whole by the round answers for itself in the same step
         if self.view.rebuilding and stand_in is not None and restores:
             self._repair({}, budget)
         marks = self.asked.marks(self.step) if restores else {}
@@ -246,7 +294,7 @@ class Engine:
         return lookup
 
     def _check_asked(self, step: int, requests: Mapping[int, Sequence[Received]]) -> None:
-        """End the run on all ranks where a slot asks for something else than before a failure."""
+        """End the run on all ranks if a slot asks for different rows than before a failure."""
         if problem := self.asked.problem(step, requests, self.state.layouts):
             self.recovery.refuse(problem, ChangedDataError)
 
@@ -255,11 +303,11 @@ class Engine:
         return self._in_flight.rebuild_rows(self.state.policy)
 
     def _answer_repair(self, lookup: Lookup, at_once: bool) -> Incoming:
-        """At a commit: recover the rows that slots wait for; returns those sent to this rank's.
+        """At a commit: recover the rows awaited by slots; return the replies to slots of this rank.
 
-        Units of other rows come along and are decoded then. Where no slot waits they go with the
-        step's results and cost no exchange, unless that must be `at_once`, since an `apply` may not
-        come next.
+        Units of further rows come along and are decoded then. If no slot waits, the units go with
+        the step's results and cost no exchange, unless sent `at_once`, for a lookup perhaps without
+        an `apply`.
         """
         self.enter("repair")
         repair = lookup.repair
@@ -278,10 +326,10 @@ class Engine:
         return {}
 
     def gradient_buffer(self, slot: int, space: int, rows: int) -> Tensor:
-        """Where a slot that this rank runs may sum the gradients of rows for the next `apply`.
+        """Memory for a slot of this rank to sum the gradients of rows in, for the next `apply`.
 
-        Float32 [rows, dim] of a space, holding anything: from there gradients reach ranks of this
-        host uncopied. From `lookup` on it may be written; it is the memory of the last call's
+        Float32 [rows, dim] of a space, holding anything; ranks of this host get gradients in the
+        buffer without a copy. May be written from `lookup` on; shares memory with the last call's
         result for the slot and space.
         """
         if (slot, space) not in self._gradients:
@@ -310,31 +358,35 @@ class Engine:
         """Collective: finish the step begun by `lookup`.
 
         `row_gradients[slot][space]`, float32 [U, dim], are summed gradients of the rows looked up;
-        `contributions[slot]`, float32 [P], goes to every dense replica. Commits when the interval
-        is full, while anything is rebuilding, when `commit` says so, or when a rank asks to stop:
-        then all ranks have `recovery.stopping` set. `rows_ahead`, given by every rank or by none,
-        are the rows of the next `lookup`: they go along, with what a round of repair asks for, and
-        save it two exchanges. `rows_soon`, with which any rank may go without, are likely those of
-        the `lookup` after that: with `repairs_ahead`, those that are missing are recovered before
-        slots have to wait for them. `notes[slot]`, uint8 [N], goes to the `log` of every dense
-        holder: a note on this step, which is there once, however often the step is done.
-        `troubles[slot]` is told to all ranks: the hook `troubled` gets those of all slots, on every
-        rank, before anything is changed, and may end the run. With `skip_troubled`, the same on all
-        ranks, `skipped` is called instead: the step changes no row, and dense replicas skip it.
-        `slot_state[slot]`, uint8 [N], goes
-        whole to every dense replica, for what cannot be summed. Notes and states are of slots that
-        have a contribution, which one slot at least has. Slots that are `over` have no part in the
-        next step; all of them make this step the last one, and commit it. Slots that `sit_out`
-        change no row; their gradients hold anything. From one rank that has `ends_at` all learn
-        before which later step training ends. Raises StepAborted after a failure, and UsageError,
-        on every rank, where `sparse_rate` is no number of 0 or more.
+        `contributions[slot]`, float32 [P], goes to every dense replica. Commits if the interval is
+        full, if anything is rebuilding, before the end of training, with `commit`, or if a rank
+        asks to stop: all ranks then have `recovery.stopping` set. `rows_ahead`, given by every rank
+        or by no rank, are the rows of the next `lookup`: the requests go along, with the requests
+        of a round of repair, and save two exchanges. `rows_soon`, optional on any rank, are likely
+        the rows of the `lookup` after the next: with `repairs_ahead`, missing rows of `rows_soon`
+        are recovered before a slot has to wait. `notes[slot]`, uint8 [N], goes to the `log` of
+        every dense holder: a note on this step, kept once, however often the step is done.
+        `troubles[slot]` is told to all ranks: the hook `troubled` gets the troubles of all slots,
+        on every rank, before any change, and may end the run. With `skip_troubled`, the same on all
+        ranks, the hook `skipped` is called instead: the step changes no row, and dense replicas
+        skip the step. `slot_state[slot]`, uint8 [N], goes whole to every dense replica, for state
+        without a sum. Notes and states are of slots with a contribution; at least one slot has a
+        contribution. `over` slots have no part in the next step; with all slots `over` this step is
+        the last, and is committed. Slots in `sit_out` change no row; the gradients of such slots
+        hold anything. From a rank with `ends_at` all ranks learn of the end of training before the
+        later step `ends_at`. Raises StepAborted after a failure; UsageError on every rank unless
+        `sparse_rate` is a number of 0 or more; on every rank StrayRow, ChangedDataError or
+        ReplicasDiffer for wrong rows or replicas.
         """
         state, flight, lookup = self.state, self._in_flight, self._in_flight.lookup
-        factor(self._sparse_rate, self.step)  # where it is wrong, all ranks end alike
+        # before any message: with a wrong rate all ranks end alike, and no rank is left waiting
+        factor(self._sparse_rate, self.step)
         with self.recovery.recovering():
             assert lookup is not None, "a step begins with lookup()"
             self.enter("update")
             flight.updating = True
+            # Rows that came in this step may have reached some slots only. A replay needs rows
+            # confirmed by an agreement, and hosts of units able to begin without requests.
             foresees = flight.confirmed and state.protection.foresees_repair
             flight.replay = StepReplay(self.step, lookup, self.view) if foresees else None
             ahead = self._lookup_ahead(rows_ahead, rows_soon)
@@ -352,40 +404,51 @@ class Engine:
             )
             came = self._exchange_results(lookup, results, skip_troubled)
             skips = skip_troubled and bool(came.troubles)
+            # set before the first update: a death in the middle must count rows as changed
             flight.changed = True
             if skips:
+                # protections count on a delta of every row asked for: log an empty delta
                 lookup.shard_side.pass_over(state.protection.keeps_deltas)
             else:
+                # a shard away cannot update now: the stand-in keeps the gradients for later
                 lookup.slot_side.keep(row_gradients, self.step, sit_out)
                 lookup.shard_side.update(came.gradients, state.protection.keeps_deltas, self.step)
             state.note_undo_bytes()
             committing = (
                 commit
+                # a stop must lose no step
                 or bool(came.stopping)
+                # units must be of the same step when read for the rebuild
                 or bool(self.view.rebuilding)
                 or self._commit_is_due()
+                # no later step would commit the last step
                 or self.step + 1 in (self._over_at, self.recovery.ends_at)
             )
             self._exchange_redundancy(came, ahead, committing, skips)
+            # after `protect` alone are rows and parity of the same step; a rebuild lacks units
             if committing and state.scrub is not None and not self.view.rebuilding:
                 self.enter("scrub")
                 state.scrub.check(self.view)
             state.step += 1
             self.asked.forget(self.committed)
             flight.updating = flight.changed = False
+            # without a commit no agreement is due: a failure takes back all steps of the interval
             if committing:
                 flight.phase = "commit"
                 state.hooks.phase(self.step - 1, "commit")
                 self._agree_on_commit(compares=True)
+                # only after the agreement do all ranks know of the request to stop
                 self.recovery.stopping = self.recovery.stopping or bool(came.stopping)
             put_right = committing and state.put_right
+            # After a stop or the end no lookup follows. A correction by scrubbing makes rows that
+            # came ahead wrong: the next lookup asks anew.
             if not (self.recovery.stopping or put_right or self.over):
                 flight.ahead = ahead
             flight.replay = None
         self._step_finished()
 
     def _first_end(self, *ends: int) -> int:
-        """The first step before which training ends, of those that this rank knows; -1 for none."""
+        """The first of all steps known to end training, of `ends` and `recovery`; -1 for no end."""
         return min((end for end in (*ends, self.recovery.ends_at) if end >= 0), default=-1)
 
     def _lookup_ahead(
@@ -393,13 +456,15 @@ class Engine:
         rows_ahead: Mapping[int, Sequence[Tensor]] | None,
         rows_soon: Mapping[int, Sequence[Tensor]] | None,
     ) -> Lookup | None:
-        """The next step's lookup, if its messages can go with this step's.
+        """The next step's lookup, if the requests can go with this step's messages.
 
-        The same on all ranks whether it is None.
+        `None` on all ranks or on no rank.
         """
         can = not self.view.rebuilding or self.state.protection.repairs_ahead
+        # without repair ahead, rows still missing cannot come with this step: slots ask afterwards
         if rows_ahead is None or not can:
             return None
+        # before any message: no shard is ever asked for a row that does not exist
         self._check(rows_ahead, self.step + 1)
         self._check(rows_soon or {}, self.step + 2)
         context, marks = (
@@ -421,28 +486,31 @@ class Engine:
         sit_out: Collection[int],
         ends_at: int,
     ) -> dict[int, list[Part]]:
-        """What this rank's slots send in a step's first exchange.
+        """The messages of this rank's slots in a step's first exchange.
 
-        Row gradients to shards, slices, notes and states to dense holders, and the next lookup's
-        requests.
+        Row gradients go to shards; slices, notes and states to dense holders; requests of the next
+        lookup to shards; requests to stop, ends and troubles to all ranks.
         """
         holders = SlicedSum(self.view.dense)
         outgoing = lookup.slot_side.gradients(row_gradients, sit_out)
         for slot, contribution in sorted(contributions.items()):
             for holder, part in holders.slices(contribution).items():
                 outgoing.setdefault(holder, []).extend(((DENSE, slot), part))
+                # notes and states are not summed: every holder needs the whole tensor
                 if slot in notes:
                     outgoing[holder].extend(((NOTE, slot), notes[slot]))
                 if slot in slot_state:
                     outgoing[holder].extend(((SLOT_STATE, slot), slot_state[slot]))
         for rank, requests in ahead.requests().items() if ahead is not None else ():
             outgoing.setdefault(rank, []).extend(requests)
+        # all ranks must decide alike on a stop, an end and troubles: tell every live rank
         for rank in self.view.live if self.state.hooks.asks() else ():
             outgoing.setdefault(rank, []).extend(((STOP,), torch.empty(0)))
         for slot in over:
             for rank in self.view.live:
                 outgoing.setdefault(rank, []).extend(((OVER, slot), torch.empty(0)))
-        if (ends := self._first_end(ends_at)) >= 0:  # whoever said it may be dead by now
+        # repeated by every rank knowing of the end: the first rank to say so may be dead by now
+        if (ends := self._first_end(ends_at)) >= 0:
             for rank in self.view.live:
                 outgoing.setdefault(rank, []).extend(((ENDS, ends), torch.empty(0)))
         for slot, trouble in troubles.items():
@@ -452,26 +520,32 @@ class Engine:
         return outgoing
 
     def _exchange_results(self, lookup: Lookup, results: Outgoing, skips: bool) -> StepResults:
-        """A step's first exchange: what slots have computed, and the rest of a round of repair.
+        """A step's first exchange: the results of slots, and the rest of a round of repair.
 
-        All ranks know of troubles afterwards; `skips` says whether they skip the step for them.
+        All ranks know of troubles afterwards; `skips`: whether the ranks skip the step in trouble.
         """
+        # a repair finished within the lookup has no rest left: the exchange carries results alone
         repair = lookup.repair if lookup.repair_goes_with_results else None
         attached = None if repair is None else repair.rest()
         received, rest = exchange(self._transport, results, attached)
         came = StepResults.of(received)
+        # one slot with data is enough for a further step: all slots must be over
         self._over_at = self.step + 1 if len(came.over) == len(self.view.slots) else -1
         if came.ends:
             self.recovery.ends_at = self._first_end(*came.ends)
+            # the end must outlive deaths and restarts: the dense state carries the end
             if self.state.dense is not None:
                 self.state.dense.end_at(self.recovery.ends_at)
         if came.troubles:
+            # A rank may die while sending, and some ranks then miss the troubles. The hooks may end
+            # the run: call the hooks only after an agreement.
             if not self._transport.agree(True):
                 raise PeerFailure("a rank died while others told of trouble")
             hooks = self.state.hooks
             tell = hooks.skipped if skips else hooks.troubled
             tell(self.step, dict(sorted(came.troubles.items())))
-        if repair is not None:  # before the rows that it was read from are updated
+        # before any update: units are of the commit, and no row may be missing in an update
+        if repair is not None:
             repair.finish(rest or {})
         return came
 
@@ -480,11 +554,12 @@ class Engine:
     ) -> None:
         """A step's second exchange: redundancy if `committing`, next rows, slices of the dense sum.
 
-        The dense replica then takes its step, or `skips` it.
+        The dense replica then takes the step, or `skips` the step.
         """
         state = self.state
         attached: dict[int, list[Part]] = {}
         if ahead is not None:
+            # a changed batch would change the model unnoticed: end the run before any reply
             self._check_asked(self.step + 1, came.requests)
             ahead.receive_requests(came.requests)
             attached = ahead.replies(came.soon)
@@ -492,18 +567,22 @@ class Engine:
             total = SlicedSum.reduce(came.dense)
             for holder in self.view.dense:
                 attached.setdefault(holder, []).extend(((DENSE,), total))
-        # with a repair some of it comes late
+        # with a repair some replies come late: a trainer's rows do not count as copies
         held = ahead.shard_side if ahead is not None and ahead.repair is None else None
+        # redundancy is of the commit: between two commits the log of deltas is enough to go back
         collected = self._protect(held, attached) if committing else None
         self.enter("dense")
+        # no redundancy was exchanged, so no message has carried the rows and slices yet
         if collected is None:
             collected = self._transport.exchange(attached)
         replies = StepReplies.of(collected)
         if ahead is not None:
             ahead.receive_replies(replies)
+        # `protect` has sent the tails of records; only with the rows does a trainer hold copies
         if committing and ahead is not None and held is not None:
             state.protection.retain(ahead.slot_side, replies.replies)
         if state.dense is not None:
+            # a skipped step still counts as a step of the replica, without a change of parameters
             if skips:
                 state.dense.skip(came.states)
             else:
@@ -512,10 +591,10 @@ class Engine:
             state.log.add(self.step, came.notes)
 
     def commit(self) -> None:
-        """Collective, between steps: commit what is not yet, and compare all dense replicas.
+        """Collective, between steps: commit all finished steps, and compare all dense replicas.
 
-        Whatever is saved comes after a call of this. Raises StepAborted after a failure, and
-        ReplicasDiffer on every rank where replicas differ.
+        Anything saved is saved after a `commit`. Raises StepAborted after a failure, and
+        ReplicasDiffer on every rank if replicas differ.
         """
         with self.recovery.recovering():
             self._compare_replicas()
@@ -525,6 +604,7 @@ class Engine:
 
     def _compare_replicas(self) -> None:
         """Collective: raise ReplicasDiffer on every rank unless all dense replicas are the same."""
+        # a single replica cannot differ
         if len(self.view.dense) > 1:
             dense = self.state.dense
             entries = None if dense is None else dense.entries
@@ -532,10 +612,10 @@ class Engine:
                 self.recovery.refuse(problem, ReplicasDiffer)
 
     def seal(self) -> None:
-        """Collective, between steps: agree that all ranks have come here, one more `state.seals`.
+        """Collective, between steps: agree on the arrival of all ranks, and add 1 to `state.seals`.
 
-        Raises StepAborted after a failure. A rank that learned of it in that recovery counts it,
-        too, and then no other begins again with what came before.
+        Raises StepAborted after a failure. The recovery tells every rank of the newest seal, so no
+        rank repeats the work before a seal known to a survivor.
         """
         with self.recovery.recovering():
             if not self._transport.agree(True):
@@ -547,7 +627,7 @@ class Engine:
     ) -> Incoming | None:
         """Bring redundancy up to date.
 
-        Returns what others had `attached`, None where nothing was exchanged.
+        Returns the messages `attached` for this rank, `None` without an exchange.
         """
         self.enter("parity")
         state = self.state
@@ -558,7 +638,7 @@ class Engine:
         return collected
 
     def heed_stop(self) -> None:
-        """Collective, between steps: raise StopAgreed on every rank if any asks to stop.
+        """Collective, between steps: raise StopAgreed on every rank if any rank asks to stop.
 
         Raises StepAborted after a failure.
         """
@@ -576,15 +656,20 @@ class Engine:
         """Collective: accept a commit; `compares`: with a word of the dense replica's digest."""
         state = self.state
         present = None if state.dense is None else state.present_dense
+        # before the agreement: a rank may die right after, and files must hold the commit by then
         state.protection.prepare(self.step, present)
         scrub = state.scrub
         word = None
+        # the word travels in the agreement itself: comparing replicas costs no message
         if compares and state.dense is not None and len(self.view.dense) > 1:
             word = self._replica_check.word_if_due(state.dense, self.step)
         clean, alike = self._transport.agree_alike(scrub is None or scrub.clean, word)
+        # words differ without naming an entry: compare whole replicas for the error
         if not alike:
             self._compare_replicas()
             raise AssertionError("dense replicas differ by their digests, and by no entry")
+        # Corrections must be the same on all ranks. A rank may die while telling, so the commit
+        # waits for a second agreement.
         if not clean:
             assert scrub is not None
             scrub.tell()
@@ -607,7 +692,7 @@ class Engine:
         self._last_finished = now
 
     def _repair(self, wanted: dict[ShardSpace, Tensor], budget: int) -> None:
-        """One round of repair; what it restores and learns counts from the next commit on."""
+        """Make a round of repair; rows restored and knowledge gained count from the next commit."""
         self.enter("repair")
         self._note_repair(self.state.protection.repair(wanted, budget, self.view))
 
@@ -615,7 +700,7 @@ class Engine:
         self.state.repaired, self.state.rebuild_left = report, report.left
 
     def _reshape_if_needed(self) -> None:
-        """At a commit, nothing rebuilding, stripe members not apart: lay everything out anew."""
+        """At a commit, nothing rebuilding: lay everything out anew if stripe members meet."""
         state = self.state
         due = (
             self.view.epoch != state.reshape_considered
@@ -629,7 +714,7 @@ class Engine:
         if plan is None:
             return
         began = state.clock()
-        self._scrub_once_round()  # parity is encoded anew: what is wrong by then is never found
+        self._scrub_once_round()  # parity is encoded anew: errors left by then are never found
         self.enter("reshape")
         state.reshape = Reshape(*plan, state.context, state.protection, state.stores, began)
         state.reshape.run()
@@ -637,12 +722,12 @@ class Engine:
         self._in_flight.ahead = self._in_flight.replayed = None
 
     def rebuild_all(self, in_time: Callable[[], bool] | None = None) -> bool:
-        """Collective, at a commit: recover all missing rows. Returns whether all are back.
+        """Collective, at a commit: recover all missing rows. Returns whether all rows are back.
 
-        With `in_time` it ends early once a rank is not; without it raises StopAgreed where one asks
-        to stop. Raises StepAborted after a failure.
+        With `in_time`, ends early once `in_time` is false on a rank. Without `in_time`, raises
+        StopAgreed if a rank asks to stop. Raises StepAborted after a failure.
         """
-        # what they wait for comes now
+        # lookups begun ahead wait for missing rows, and the rows come now
         self._in_flight.ahead = self._in_flight.replayed = None
         with self.recovery.recovering():
             while self.view.rebuilding:
@@ -655,7 +740,7 @@ class Engine:
         return not self.view.rebuilding
 
     def scrub_all(self) -> None:
-        """Collective, at a commit, nothing rebuilding: scrub once round, if at all.
+        """Collective, at a commit, nothing rebuilding: scrub all stripes once, if scrubbing is on.
 
         Raises StepAborted after a failure.
         """

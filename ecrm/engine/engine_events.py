@@ -1,4 +1,4 @@
-"""The engine's events, as hooks and events.jsonl have them. Pure: values in, values out."""
+"""The engine's events, for hooks and events.jsonl. Pure: values in, values out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FLOAT_BYTES = 4
 def failure_event(
     failure: Failure, before: View, view: View, committed: int, left: int, left_when_rebuilt: int
 ) -> dict[str, object]:
-    """Ranks died; `view` says who has their roles now.
+    """Ranks died; `view` has the new hosts of the dead ranks' roles.
 
-    `left` is how many more ranks may be lost at once now, `left_when_rebuilt` the same once all is
-    rebuilt. `moved` in the event are shards whose rebuilding begins again on another rank.
+    `left`: how many more failure domains may be lost at once now; `left_when_rebuilt`: after the
+    rebuild. `moved` in the event: shards with the rebuild begun again on a different rank.
     """
     moved = [
         shard
@@ -44,14 +44,14 @@ def failure_event(
 
 
 def slot_failed_event(rank: int, fault: Fault) -> dict[str, object]:
-    """User code was at work on a slot when a rank died, or has failed, so that the rank left."""
+    """A rank died with user code at work on a slot, or left after failed user code."""
     return {"event": "slot_failed", **fault.to_dict(rank)}
 
 
 def interrupted_event(
     number: int, step: int, phase: str, committed: int, redone_steps: int, seconds: float, why: str
 ) -> dict[str, object]:
-    """The `number`-th recovery in which no rank had died; `why` is what failed, and where."""
+    """The `number`-th recovery without a death; `why`: the failures, with the ranks, in words."""
     return {
         "event": "interrupted",
         "number": number,
@@ -78,14 +78,14 @@ def rebuilt_event(failure: Failure, left: int) -> dict[str, object]:
 
 
 def restored_event(step: int, view: View, accounts: list[dict[str, object]]) -> dict[str, object]:
-    """Lost shards are whole, as far as they came back: `Protection.accounts`."""
+    """Lost shards are whole, with the losses in `accounts`: see `Protection.accounts`."""
     return {"event": "restored", "step": step, "epoch": view.epoch, "shards": accounts}
 
 
 def reshaped_event(
     step: int, shape: StripeShape, seconds: float, moved_bytes: int, left: int
 ) -> dict[str, object]:
-    """Everything lies in stripes of `shape` now."""
+    """All data lie in stripes of `shape` now."""
     return {
         "event": "reshaped",
         "step": step,
@@ -101,7 +101,7 @@ def reshaped_event(
 def rolled_back_event(
     step: int, view: View, from_step: int, why: str, seconds: float
 ) -> dict[str, object]:
-    """All have gone back to what the durable tier holds."""
+    """All ranks have gone back to the state of the durable tier."""
     return {
         "event": "rolled_back",
         "step": step,
@@ -115,12 +115,12 @@ def rolled_back_event(
 def corruption_event(
     finding: Finding, step: int, spaces: Sequence[RowSpace], shape: StripeShape
 ) -> dict[str, object]:
-    """The event of one finding, which `step` commits.
+    """The event of a finding, committed by `step`.
 
-    `kind` is `data` (bytes of a row), `state` (its optimizer state), `parity`, or `unknown` where
-    the unit cannot be told; `table` and `row` (within the table) name a wrong row and are None for
-    the last two, and for a row that only fills its stripe up. `rows` are the first and last row,
-    numbered within the row space, that the stripe protects.
+    `kind` is `data` (bytes of a row), `state` (optimizer state of a row), `parity`, or `unknown`
+    for an unknown unit; `table` and `row` (within the table) name a wrong row and are `None` for
+    the last two kinds, and for a row only filling up a stripe. `rows` are the first and last row
+    protected by the stripe, numbered within the row space.
     """
     space, unit = spaces[finding.space], finding.unit
     kind, table, row = "unknown", None, None

@@ -1,4 +1,4 @@
-"""The record of failures that a rank has lived through, with the times a user will ask for."""
+"""The record of failures survived by a rank, with times for the user."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ecrm.errors import LostTouch
 
 @dataclass
 class Failure:
-    """One recovery: who died, where most ranks noticed it, and what it cost; the same on all.
+    """A recovery after deaths: the dead, step and phase of noticing, and the cost.
 
-    `stall_seconds` is the time from the last step finished before the failure to the first finished
-    after it; `rebuild_seconds` from noticing to the lost shards being whole (0 when none was lost).
-    None until known. `redone_steps` counts steps, the last one perhaps begun only, whose updates
-    were undone.
+    Dead ranks, step and phase are the same on all ranks. `stall_seconds` is the time from the last
+    step finished before the failure to the first step finished afterwards; `rebuild_seconds` from
+    noticing until the lost shards are whole (0 without lost shards). `None` until known.
+    `redone_steps` counts steps with updates undone; the last step perhaps was only begun.
     """
 
     ranks: tuple[int, ...]
@@ -52,18 +52,18 @@ class Failure:
 
 
 MOST_IN_VAIN = 3
-"""Recoveries in a row with nobody dead and no step committed: the next one ends the run."""
+"""Recoveries in a row without a death or a newly committed step: the next recovery ends the run."""
 
 
 @dataclass
 class FailureLog:
     """All failures so far, oldest first.
 
-    `restored` says what did not come back of restored shards (`Protection.accounts`).
+    `restored`: losses in restored shards (`Protection.accounts`).
 
-    `interruptions` counts recoveries in which no rank had died, `in_vain` those of them since a
-    step was last committed for the first time or a rank died. All ranks count the same, but for
-    `in_vain` where one has missed a commit.
+    `interruptions` counts recoveries without a death, `in_vain` the interruptions since a step was
+    last committed for the first time or a rank died. All ranks count the same, except `in_vain` on
+    a rank after a missed commit.
     """
 
     failures: list[Failure] = field(default_factory=list)
@@ -73,12 +73,12 @@ class FailureLog:
     _furthest: int = 0
 
     def shrunk(self, died: bool) -> None:
-        """The ranks that are left have found one another again; whether some `died`."""
+        """Count a shrink; `died`: whether the shrink dropped a rank."""
         self.interruptions += not died
         self.in_vain = 0 if died else self.in_vain + 1
 
     def committed(self, step: int) -> None:
-        """All steps before `step` are committed, whether or not they were before a rollback."""
+        """Note a commit of all steps before `step`; only a step never committed before counts."""
         if step > self._furthest:
             self._furthest, self.in_vain = step, 0
 
@@ -93,7 +93,7 @@ class FailureLog:
             )
 
     def step_finished(self, last_finished_at: float, now: float) -> list[Failure]:
-        """Close the stall of failures that no step had finished after; returns those."""
+        """Close the stall of failures without a later finished step; return the failures."""
         waiting = [failure for failure in self.failures if failure.stall_seconds is None]
         for failure in waiting:
             failure.stall_seconds = now - last_finished_at
@@ -102,7 +102,7 @@ class FailureLog:
     def shards_whole(
         self, whole: list[int], rebuilding: tuple[int, ...], on_demand: dict[int, int], now: float
     ) -> list[Failure]:
-        """Close the rebuild of failures whose lost shards are all whole again; returns those."""
+        """Close the rebuild of failures with all lost shards whole again; return the failures."""
         waiting = [
             failure
             for failure in self.failures

@@ -1,4 +1,4 @@
-"""An engine's settings, its hooks, and the exceptions by which it ends a step."""
+"""Settings and hooks of an engine, and the exceptions ending a step."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ecrm.engine.slot_faults import Place
 
 
 class StepAborted(Exception):
-    """Ranks died and the survivors stand at the last commit. Start again from `engine.step`."""
+    """After a recovery, the survivors are at the last commit. Start again from `engine.step`."""
 
 
 class StopAgreed(Exception):
-    """A rank asks to stop; every live rank has heard it and stands at the same commit."""
+    """A rank asks to stop; every live rank knows of the request, and is before the same step."""
 
 
 @dataclass(frozen=True)
 class EnginePolicy:
     """How often to commit, and how much to rebuild, to replicate and to scrub.
 
-    `commit_interval` is in steps; `rebuild_rows_per_step` and `scrub_rows_per_step` are rows of
-    each shard; `dense_replicas` counts failure domains. With `reshape` everything is laid out anew
-    over fewer shards where the ranks left cannot keep the members of a stripe apart.
+    `commit_interval` is in steps; `rebuild_rows_per_step` and `scrub_rows_per_step` are rows per
+    shard; `dense_replicas` counts failure domains. With `reshape` everything is laid out anew over
+    fewer shards once the surviving ranks cannot keep the members of a stripe apart.
     """
 
     commit_interval: int = 1
@@ -42,24 +42,24 @@ def _never() -> bool:
 
 
 def _nowhere(rank: int) -> tuple[Place, ...]:
-    """Default for a question, where user code has no part in slots."""
+    """Default for a question, for slots without user code."""
     return ()
 
 
 @dataclass
 class Hooks:
-    """What the engine tells the outside, and the questions that it asks.
+    """Reports of the engine to the outside, and questions asked by the engine.
 
     - `phase(step, name)`: a phase begins.
-    - `event(fields)`: something happened.
+    - `event(fields)`: an event, see `ecrm/engine/engine_events.py`.
     - `committed()`: this rank has accepted a commit.
-    - `recovered()`: a recovery is through.
-    - `troubled(step, {slot: trouble})`: what slots told of a step, the same on all ranks. It may
-      raise an EcrmError to end the run on all of them.
-    - `skipped(step, {slot: trouble})`: the same, of a step that is skipped for it.
-    - `asks()`: whether this rank wants all to stop. It is asked again and again, on any rank.
-    - `whereabouts(rank)`: what user code was at work on when a rank died; None where this rank
-      cannot know.
+    - `recovered()`: a recovery is finished.
+    - `troubled(step, {slot: trouble})`: troubles told by slots in a step, the same on all ranks.
+      May raise an EcrmError to end the run on all ranks.
+    - `skipped(step, {slot: trouble})`: the same, for a step skipped because of the troubles.
+    - `asks()`: whether this rank wants all ranks to stop. Asked again and again, on any rank.
+    - `whereabouts(rank)`: places of user code on a dead rank at the death; `None` if unknown to
+      this rank.
     """
 
     phase: Callable[[int, str], None] = _ignore

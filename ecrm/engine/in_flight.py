@@ -1,4 +1,4 @@
-"""The step that is under way on one rank, which a recovery gives up."""
+"""The step under way on a rank, given up by a recovery."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from ecrm.engine.step_replay import StepReplay
 
 @dataclass
 class StepInFlight:
-    """What one rank knows of the step under way.
+    """The knowledge of a rank on the step under way.
 
-    `phase` is its name for hooks and records, `updating` whether it is being applied, `changed`
-    whether rows may have changed, `lookup` what was asked for it, `ahead` what was asked for the
-    next one. `replay` is what it can be done again with once all slots have computed, `replayed`
-    the lookup for which the next one needs no message, `recovered` whether nothing was looked up
-    since a recovery. `confirmed` is whether all rows that the last lookup returned here had come
-    with the `apply` before it: an agreement has confirmed since that nobody died while they came.
+    - `phase`: the name of the phase, for hooks and records.
+    - `updating`: whether the step is being applied. `changed`: whether rows may have changed.
+    - `lookup`: the lookup of the step. `ahead`: the lookup of the next step.
+    - `replay`: the means to repeat the step, with all slots computed.
+    - `replayed`: a lookup for the next step without a message.
+    - `recovered`: whether no lookup was made since a recovery.
+    - `confirmed`: whether all rows returned by the last lookup came with the `apply` before: an
+      agreement has confirmed that no rank died meanwhile.
     """
 
     phase: str = "start"
@@ -32,15 +34,15 @@ class StepInFlight:
     confirmed: bool = False
 
     def give_up(self) -> StepReplay | None:
-        """Forget what was asked; returns what the step can be replayed with."""
+        """Forget all lookups; return the means to replay the step."""
         replay, self.replay = self.replay, None
         self.lookup = self.ahead = self.replayed = None
         self.recovered = True
         return replay
 
     def rebuild_rows(self, policy: EnginePolicy) -> int:
-        """Background rows of a round of repair.
+        """Number of background rows of a round of repair.
 
-        None in the first round after a recovery, for which all ranks stand still.
+        0 in the first round after a recovery, since all ranks wait for the round.
         """
         return 0 if self.recovered else policy.rebuild_rows_per_step

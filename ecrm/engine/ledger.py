@@ -1,4 +1,4 @@
-"""Where a rank stands when a recovery begins, and where the survivors stand together."""
+"""The state of a rank at the beginning of a recovery, and the joint state of the survivors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ecrm.transport.message import Received, tensors
 
 
 class Noticed(NamedTuple):
-    """Where a rank noticed a death: in which phase of which step, having begun so many steps."""
+    """Step and phase of a rank on noticing a death, and the number of steps `begun` by then."""
 
     step: int
     phase: str
@@ -27,21 +27,21 @@ class Noticed(NamedTuple):
 
 @dataclass(frozen=True)
 class Ledger:
-    """What one rank, or all of them together, say when a recovery begins.
+    """The report of a rank, or of all ranks together, at the beginning of a recovery.
 
-    - `commits`: how many it has accepted. `view`: its view.
-    - `begun`: steps begun since the last commit that may have changed rows.
-    - `asks`: whether it asks to stop. `doubts`: whether it doubts its input.
-    - `state_lost`: whether it was rolling back, so that it has no state.
-    - `dense`: ranks that hold a dense replica, as far as is known.
-    - `noticed`: where it noticed that a recovery is needed.
-    - `replays`: the step that it can replay if that is next, -1 for none. `told`, by rank: what its
-      slots ask of lost shards then.
+    - `commits`: number of commits accepted. `view`: the view of the rank.
+    - `begun`: steps begun since the last commit, perhaps with changed rows.
+    - `asks`: whether the rank asks to stop. `doubts`: whether the rank doubts the input.
+    - `state_lost`: whether the rank was rolling back, and has no state.
+    - `dense`: ranks known to hold a dense replica.
+    - `noticed`: step and phase of noticing the failure.
+    - `replays`: the step for the rank to replay, if next; -1 for no step. `told`, by rank: requests
+      of the rank's slots to lost shards for the replay.
     - `in_vain`: as in `FailureLog`.
-    - `why`, by rank: what failed, where it was seen. `refusals`, by rank: the error with
-      which all are to end, its class and its message.
-    - `faults`, by rank: how ranks that ran slots have ended, or want to.
-    - `seals`: how often all ranks have come through something between steps, as far as it knows.
+    - `why`, by rank: the failure seen, in words. `refusals`, by rank: class and message of the
+      error to end all ranks with.
+    - `faults`, by rank: ends of ranks with slots, wishes to leave included.
+    - `seals`: number of seals known to the rank.
     """
 
     commits: int
@@ -62,18 +62,19 @@ class Ledger:
 
     @property
     def why_in_words(self) -> str:
-        """What failed, by all ranks that have seen it."""
+        """The failures seen, with the ranks, in words."""
         return "; ".join(f"rank {rank}: {why}" for rank, why in sorted(self.why.items()))
 
     def agreed(self, transport: Transport) -> Ledger:
-        """Collective: what all survivors say together.
+        """Collective: the joint ledger of all survivors.
 
-        That is the newest commit, view and seal; the most steps begun since that commit; whether
-        any asks, doubts or has lost its state; all holders of a dense replica; where most of those
-        who have seen a call fail noticed it, and of equal numbers the lowest rank's; the step that
-        all replay, from one view; and all reasons and refusals. Of the counts `in_vain` the lowest
-        is right, since that rank has seen the newest commit.
-        Raises PeerFailure if a rank died meanwhile: it may have shared something else with others.
+        The newest commit, view and seal; the most steps begun since the newest commit; whether any
+        rank asks, doubts or has lost state; all dense holders; the place noticed by most ranks with
+        a failed call, of equal numbers the lowest rank's; the step replayed by all ranks from a
+        common view, or -1; all reasons, refusals and faults. The lowest `in_vain` is right, from a
+        rank with the newest commit.
+        Raises PeerFailure if a rank died meanwhile: the dead rank may have told the survivors
+        different things.
         """
         mine = transport.rank
         flags = self.asks, self.doubts, self.state_lost, mine in self.dense
@@ -87,6 +88,7 @@ class Ledger:
         shared = transport.share(
             [numbers, _to_bytes(self.view.to_json()), _to_bytes(words), *self.told.get(mine, ())]
         )
+        # until the agreement, survivors may hold different ledgers
         if not transport.agree(True):
             raise PeerFailure("a rank died in recovery")
         said = []
@@ -139,7 +141,7 @@ class Ledger:
 
 
 def _said(parts: Sequence[Received]) -> tuple[list[int], str, str, Sequence[Received]]:
-    """What a rank has shared: numbers, its view, what it has to say, and what its slots ask for."""
+    """The parts shared by a rank: numbers, view, words, and requests of slots."""
     numbers, view, words = tensors(parts[:3])
     return numbers.tolist(), _from_bytes(view), _from_bytes(words), parts[3:]
 

@@ -1,4 +1,4 @@
-"""One lookup of rows, by itself or with the messages of the step before."""
+"""A lookup of rows, alone or with the messages of the step before."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from ecrm.transport.message import Part, Received
 
 @dataclass(frozen=True)
 class LookupContext:
-    """What a lookup finds on this rank.
+    """The data of this rank used by a lookup.
 
-    `widths[space]` are the floats of a row of each row space. `hosted` are this rank's shards;
-    `rebuild_rows` is how many rows a step rebuilds in the background. Values of slots lie in
+    `widths[space]` are the floats of a row of every row space. `hosted` are this rank's shards;
+    `rebuild_rows` is the number of rows rebuilt in the background per step. Values for slots lie in
     `memory`.
     """
 
@@ -50,12 +50,12 @@ class LookupContext:
 
 
 class Lookup:
-    """The slots' and the shards' side of one lookup on this rank.
+    """The slots' and the shards' side of a lookup on this rank.
 
-    `repair` is the round of repair that goes with it, or None; `repair_goes_with_results` says that
-    its answers are sent with the step's results. Every live rank calls `requests`,
-    `receive_requests`, `replies` and `receive_replies` in that order, and exchanges what the first
-    and the third return. The slots' `rows` may then be collected, once.
+    `repair` is the round of repair begun with the lookup, or `None`; `repair_goes_with_results`:
+    whether the round's answers are sent with the step's results. Every live rank calls `requests`,
+    `receive_requests`, `replies` and `receive_replies` in order, and exchanges the results of the
+    first and the third. The slots' `rows` may then be collected, once.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Lookup:
         computed: Collection[int] = (),
         marks: Mapping[int, int] = MappingProxyType({}),
     ) -> Lookup:
-        """One that asks for `rows[slot][space]`; `soon` is what the next one will ask for.
+        """A lookup of `rows[slot][space]`; `soon` are the likely rows of the next lookup.
 
-        `marks` are digests of the slots' batches, for those who are asked.
+        `marks` are digests of the slots' batches, for the ranks asked.
         """
         stand_in = context.protection.stand_in
         slot_side = SlotRequests.of(
@@ -92,10 +92,10 @@ class Lookup:
         return cls(context, slot_side, soon, marks)
 
     def again(self, context: LookupContext, told: Mapping[int, Sequence[Received]]) -> Lookup:
-        """The same lookup for slots that have computed, after shards were lost.
+        """The same lookup for slots with results, after the loss of shards.
 
-        `told[rank]` is what its slots ask of the lost shards. No message is needed: `rows` may be
-        collected at once.
+        `told[rank]` are the requests of the rank's slots to the lost shards. No message is needed:
+        `rows` may be collected at once.
         """
         lookup = Lookup(context, self.slot_side.again(context.view))
         lookup.shard_side = self.shard_side.again(told, context.hosted)
@@ -105,7 +105,7 @@ class Lookup:
         return lookup
 
     def requests(self) -> dict[int, list[Part]]:
-        """What this rank's slots ask of shards, and will soon ask of those being rebuilt."""
+        """The requests of this rank's slots to shards, and `soon` rows to rebuilding shards."""
         outgoing = self.slot_side.requests()
         for parts in outgoing.values():
             for slot, digest in self._marks.items():
@@ -119,14 +119,14 @@ class Lookup:
         return outgoing
 
     def receive_requests(self, requests: Mapping[int, Sequence[Received]]) -> None:
-        """What slots ask of this rank's shards."""
+        """Take the requests of slots to this rank's shards."""
         self.shard_side = ShardRequests.of(requests, self._context.hosted)
 
     def replies(self, soon: Mapping[ShardSpace, Sequence[Tensor]]) -> dict[int, list[Part]]:
-        """Rows for slots that wait, and what a round of repair asks for.
+        """Rows for waiting slots, and the requests of a round of repair.
 
-        A shard of which asked rows are missing sends none yet. The round, where it can begin here,
-        brings the missing rows and those that slots will ask for `soon`.
+        A shard with awaited rows missing sends no row yet. The round, with `repairs_ahead`, brings
+        the missing rows, and missing rows of `soon`.
         """
         outgoing = self.shard_side.replies()
         if self._context.repairs_ahead:
@@ -150,7 +150,7 @@ class Lookup:
         return outgoing
 
     def receive_replies(self, came: StepReplies) -> None:
-        """Others' `replies`."""
+        """Take the `replies` of all ranks."""
         self._came = came.replies
         if self.repair is not None:
             self.repair.receive_requests(came.repairs)
@@ -158,17 +158,17 @@ class Lookup:
     def rows(
         self, late: Mapping[int, Sequence[Received]], remember: bool
     ) -> dict[int, list[Tensor]]:
-        """Rows of each slot that waits, by space, in the order asked, float32 [U, dim].
+        """Rows of every waiting slot, by space, in the order asked, float32 [U, dim].
 
-        `late` are replies that came after a repair. A stand-in is to `remember` the rows, and to
-        count those that it gives.
+        `late` are replies received after a repair. With `remember`, a stand-in remembers the rows,
+        and counts rows given in place of a shard.
         """
-        came, self._came = self._came, {}  # buffers of a step, which nobody needs any more
+        came, self._came = self._came, {}  # buffers of a step, not needed any more
         return self.slot_side.collect(came, late, remember=remember, memory=self._context.memory)
 
 
 def stray_row(rows: Mapping[int, Sequence[Tensor]], spaces: Sequence[RowSpace]) -> str:
-    """Which of `rows[slot][space]`, int64, is not in its row space, in words; or nothing."""
+    """The first of `rows[slot][space]`, int64, found outside the row space, in words; or ""."""
     for slot, of_slot in rows.items():
         for number, (wanted, space) in enumerate(zip(of_slot, spaces, strict=True)):
             if not wanted.numel():

@@ -1,4 +1,4 @@
-"""What every rank holds, by its own count."""
+"""The memory of every rank, as counted by the rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Memory:
     """Bytes over all ranks and by rank.
 
     `data` is rows with optimizer state, `parity` all redundancy, `undo` the logs at their peak,
-    `dense` the replicas. Deltas in shared memory count where they lie and where they are read. Rows
+    `dense` the replicas. Deltas in shared memory count on the owning and on the reading rank. Rows
     and gradients of a step are not counted.
     """
 
@@ -29,7 +29,7 @@ class Memory:
 def gather_memory(transport: Transport, shards: int, held: Sequence[int]) -> Memory:
     """Collective: the memory of all ranks.
 
-    `held` are bytes of this rank in the order of MEMORY_KINDS, `shards` how many it hosts.
+    `held` are bytes of this rank in the order of MEMORY_KINDS, `shards` the number of its shards.
 
     Raises PeerFailure as transport calls do.
     """

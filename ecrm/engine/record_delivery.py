@@ -1,4 +1,4 @@
-"""Records on their way to where a layout puts them, from another layout or a checkpoint."""
+"""Records sent to the places of a layout, from a different layout or a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = dict[int, list[Part]]
 
 
 def by_shard(layout: RowLayout, numbers: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(shard, places in `numbers`, local rows) for each shard that holds some of the rows.
+    """(shard, places in `numbers`, local rows) for every shard with some of the rows.
 
     `numbers` are row numbers of a space, int64 [R].
     """
@@ -32,7 +32,7 @@ def by_shard(layout: RowLayout, numbers: Tensor) -> Iterator[tuple[int, Tensor, 
 def address(
     outgoing: Message, view: View, shard: int, space: int, local: Tensor, records: Tensor
 ) -> None:
-    """Add records, uint8 [R, B], of a shard's local rows to what goes to its host."""
+    """Add records, uint8 [R, B], of a shard's local rows to the message for the shard's host."""
     outgoing.setdefault(view.shards[shard], []).extend(((shard, space), local, records))
 
 
@@ -41,11 +41,11 @@ def place(
     hosted: Mapping[ShardSpace, HostedShard],
     begins: bool = False,
 ) -> dict[ShardSpace, Deltas]:
-    """Write what was addressed to shards hosted here; returns the changes, for parity.
+    """Write records addressed to shards hosted on this rank; return the changes, for parity.
 
-    A row comes once at most. Records may be those of a store or of a checkpoint.
+    A row comes at most once. Records may be in the form of a store or of a checkpoint.
 
-    Where a run `begins` with the rows of another, only their values are taken.
+    With `begins`, as a run begins with rows of an earlier run, only the rows' values are taken.
     """
     deltas: dict[ShardSpace, Deltas] = {}
     for tensors in received.values():

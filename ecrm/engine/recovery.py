@@ -1,4 +1,65 @@
-"""What survivors do when ranks die: go back to the last commit and share out the roles."""
+"""Recovery after deaths: survivors go back to the last commit and share out the roles.
+
+The states of a rank, STEP being any call inside `recovering`:
+
+    STEP ---- peer failure in a call; `refuse`, `leave` or `recover` called ----+
+     ^                                                                          |
+     |       +------------------------------------------------------------------+
+     |       v
+     |    SHRINK <---- peer failure in LEDGER, SEE OFF, SPREAD, ROLLBACK or AGREE
+     |       |    \
+     |       |     +-- too many shrinks in a row without a death ----------------> END
+     |       v
+     |    LEDGER ----- refusal, deadly user code, calls failed in vain ----------> END
+     |       |
+     |       v
+     |    RETURN ----- rank without state, or no deltas to undo ------> ROLLBACK
+     |       |
+     |       v
+     |    SEE OFF ---- user code failed twice, or the rank is needed ------------> END
+     |       |    \
+     |       |     +-- the failed rank -----------------------------------------> END
+     |       |      \
+     |       |       + the survivors, once the failed rank is gone --> SHRINK
+     |       v
+     |    TAKE OVER -- more lost than the protection covers ----------> ROLLBACK
+     |       |
+     |       v
+     |    SPREAD ----- no dense replica left -------------------------> ROLLBACK
+     |       |
+     |       +-- no message sent since LEDGER --+
+     |       v                                  |
+     |    AGREE <------------ loaded -----------|---------------------- ROLLBACK
+     |       |                                  |                           |
+     +-------+ <--------------------------------+                           v
+                                                                           END
+                 ROLLBACK ends the run without a durable tier, without a state
+                 to load, and with failed user code on a live rank.
+
+Back in STEP, `recovering` raises StepAborted; `resume` and a direct `recover` return. `resume`
+begins in ROLLBACK, or, after a death before the first call, in SHRINK.
+
+Any rank may die in any state:
+
+    state      | brings a rank to the state             | a death in the state leads to
+    -----------+----------------------------------------+---------------------------------------
+    STEP       | the start, or a finished recovery      | SHRINK, once a call fails
+    SHRINK     | a failed call, or a call of `recover`  | SHRINK itself drops the dead, or
+               |                                        | LEDGER fails: SHRINK again
+    LEDGER     | a shrink                               | SHRINK; ranks past the agreement follow
+    RETURN     | an agreed ledger; no messages          | RETURN goes on; the next message fails
+    SEE OFF    | rows at the commit, and user code      | SHRINK, also by the death of the failed
+               | failed on a live rank                  | rank; the fault stays in the ledger
+    TAKE OVER  | rows at the commit; no messages        | TAKE OVER goes on; the next message
+               |                                        | fails, and the newest view counts
+    SPREAD     | a new view                             | SHRINK; dense state received is dropped
+    ROLLBACK   | too much lost, a rank without state,   | SHRINK, then by way of RETURN to
+               | or `resume`                            | ROLLBACK, as survivors lack state
+    AGREE      | dense state sent, or a rollback        | SHRINK; ranks already back in STEP
+               |                                        | follow by the next call
+    END        | an error on all ranks, or on the       | nothing new: the run ends, or the
+               | failed rank alone                      | survivors recover from the failed rank
+"""
 
 from __future__ import annotations
 
@@ -40,19 +101,22 @@ from ecrm.transport.message import tensors
 REFUSALS = {
     kind.__name__: kind for kind in (StrayRow, ScriptFailed, ReplicasDiffer, ChangedDataError)
 }
-"""Errors with which one rank can end the run on all ranks."""
+"""Errors for a single rank to end the run on all ranks with, by class name."""
 
 
 class Recovery:
-    """Brings the `state` of this rank back to the last commit when others die.
+    """Brings the `state` of this rank back to the last commit after deaths.
 
-    The step in flight is given up. `stopping` is whether all are to stop at this commit since one
-    of them asks for it, `doubts`, for others to set, whether this rank doubts its input, `doubted`
-    whether one did in the last recovery, `rollbacks` how often everything was loaded from the
-    durable tier, `through` how many recoveries are, `began_with_one` whether `resume` came through
-    by one, `over_at` the step before which data has ended, by what was loaded, `ends_at` the step
-    before which somebody wants training to end, `faults` how ranks have ended in slots that user
-    code was at work on.
+    The step in flight is given up.
+
+    - `stopping`: whether all ranks are to stop at this commit, as asked by a rank.
+    - `doubts`: whether this rank doubts the input; set from outside. `doubted`: whether any rank
+      doubted in the last recovery.
+    - `rollbacks`: number of loads from the durable tier. `through`: number of finished recoveries.
+    - `began_with_one`: whether `resume` needed a recovery.
+    - `over_at`: the step before the end of training, by the loaded state; `ends_at`: by the wish
+      of a rank. -1 for no end.
+    - `faults`: by rank, how ranks ended with user code at work.
     """
 
     def __init__(
@@ -62,36 +126,37 @@ class Recovery:
         self.stopping = self.doubts = self.doubted = False
         self.rollbacks, self.through, self.began_with_one = 0, 0, False
         self.over_at = self.ends_at = -1
-        # from the moment a rollback begins until all agree that it is through
+        # from the beginning of a rollback until the agreement on the end of the rollback
         self._state_lost = False
-        self._refusal = ""  # why this rank wants all to end
-        self.faults: dict[int, Fault] = {}  # the same on all ranks after each recovery
-        self._mine: dict[int, Fault] = {}  # what this rank knows of those that a recovery is for
+        self._refusal = ""  # the error of this rank, to end all ranks
+        self.faults: dict[int, Fault] = {}  # the same on all ranks after every recovery
+        self._mine: dict[int, Fault] = {}  # faults of the present recovery known to this rank
         self._noticed = Noticed(0, "start", 0)
 
     @contextmanager
     def recovering(self) -> Iterator[None]:
-        """Around collective calls of the transport: turn a peer's failure into StepAborted.
+        """Around collective calls of the transport: turn PeerFailure into StepAborted.
 
-        A peer's failure is what the transport calls one; the recovery comes first. Anything else
-        passes, also while a peer dies, and the rank must then end: an update may have been made
-        that its log does not have. The others recover from that as from any death.
+        The recovery comes first. Any different error passes, also while a peer dies, and the rank
+        must then end: an update may be missing in the log. The survivors recover as from any death.
         """
         try:
             self._check_all_live()
             yield
         except PeerFailure as failure:
+            # after PeerFailure the log of this rank is complete, after different errors perhaps not
             self.recover(_seen_here(failure))
             raise StepAborted from None
 
     def _check_all_live(self) -> None:
+        # a death between construction and the first call has failed no call: the view is too old
         if self._state.view.live != self._state.transport.live:
             raise PeerFailure("a rank died before the first step")
 
     def refuse(self, problem: str, kind: type[EcrmError] = StrayRow) -> NoReturn:
-        """Of this rank alone: end the run.
+        """End the run, called on this rank alone.
 
-        All ranks come into a recovery, nobody dies, and each raises `kind`, one of REFUSALS, with
+        All ranks enter a recovery without a death, and raise `kind`, out of REFUSALS, with
         `problem`.
         """
         self._refusal = f"{kind.__name__} {problem}"
@@ -99,11 +164,11 @@ class Recovery:
         raise AssertionError("a recovery went on although a rank refused to")
 
     def leave(self, place: Place, problem: str) -> NoReturn:
-        """Of this rank alone: user code has raised at `place`, and `problem` says what.
+        """Report the error `problem` of user code at `place`, called on this rank alone.
 
-        Where the slot can be tried on another rank, and nothing like it came before, raises
-        ScriptFailed on this rank alone, without a `speaker`: it must end, and the others recover.
-        Else raises ScriptFailed with a `speaker` on all ranks.
+        If a different rank can try the slot, and no similar error came before, raises ScriptFailed
+        on this rank alone, without a `speaker`: this rank must end, and the survivors recover.
+        Otherwise raises ScriptFailed with a `speaker` on all ranks.
         """
         self.recover(raised=Fault((place,), error=problem))
         raise AssertionError("a recovery went on with a rank that user code has failed on")
@@ -111,25 +176,29 @@ class Recovery:
     def recover(self, why: str = "", raised: Fault | None = None) -> None:
         """Collective among survivors: go back to the commit and share out the dead ranks' roles.
 
-        A rank that `doubts` its input may begin one, with nobody dead; `why` is what this rank has
-        seen fail, if it has; `raised` is why it wants to `leave`. Raises Unrecoverable, on every
-        survivor, when more was lost than the protection covers, or when calls keep failing though
-        nobody dies; ScriptFailed where user code takes its ranks down one after the other.
+        A rank with `doubts` may begin a recovery without a death; `why` is the failure seen by this
+        rank, if any; `raised` is the fault of a rank wanting to `leave`. Raises Unrecoverable, on
+        every survivor, after losses beyond the protection without a durable tier, or if calls keep
+        failing without a death; an error of REFUSALS for a refusal; ScriptFailed if user code takes
+        rank after rank down.
         """
         state, flight = self._state, self._in_flight
         self._mine = {} if raised is None else {state.rank: raised}
         transport, began = state.transport, state.clock()
+        # in phase commit `step` has moved on already; a step being applied counts as begun
         self._noticed = Noticed(
             state.step - (flight.phase == "commit"), flight.phase, state.step + flight.updating
         )
         replay = flight.give_up()
         rollbacks, before, held = self.rollbacks, state.view, state.view
+        # ranks may die during recovery: every state may be repeated, so begin again at the shrink
         while True:
             try:
                 live = transport.live
                 transport.shrink()
                 state.failures.shrunk(died=transport.live != live)
-                # where not even the ledger comes through
+                # If ledgers keep failing, no count is ever agreed on. The rank then gives up alone,
+                # at twice the limit: the own count may be too high, after a missed commit.
                 state.failures.check(state.failures.in_vain, why, 2 * MOST_IN_VAIN)
                 state.hooks.phase(state.step, "recover")
                 heir, agreed, flight.replayed = None, False, None
@@ -140,10 +209,13 @@ class Recovery:
                 try:
                     self._return_to_commit(ledger)
                     self._see_off(ledger)
+                    # a reshape was committed: reports must name shards by the new numbers
                     if len(before.shards) != len(state.view.shards):
-                        before = state.view  # a reshape was committed: shards have new numbers
+                        before = state.view
                     last = state.view
                     self._take_over()
+                    # Results hold only for the step right after the commit. All ranks must replay
+                    # together: lookups with and without messages do not match.
                     if replay is not None and ledger.replays == state.committed:
                         flight.replayed = replay.again(
                             state.lookup_context(flight.rebuild_rows(state.policy)),
@@ -151,33 +223,42 @@ class Recovery:
                             transport.live,
                             ledger.told,
                         )
-                    # and nothing was sent after it
+                    # the ledger's agreement is enough if no dense state is sent afterwards
                     agreed = bool(ledger.dense) and set(state.view.dense) <= set(ledger.dense)
                     heir = spread_dense(
                         transport, state.view.dense, ledger.dense, state.export_dense
                     )
                 except Unrecoverable as error:
+                    # all survivors judge by the same ledger: all roll back, or no rank does
                     self._end_if_raised(str(error))
                     lost = [rank for rank in held.live if rank not in transport.live]
                     problem = f"{error}{together_in(self.faults, lost)}"
                     self._roll_back(Unrecoverable(problem), began)
+                    # messages were sent after the ledger, and results belong to rows now dropped
                     agreed, flight.replayed = False, None
+                    # the newest layout of all ranks was loaded: shards may have new numbers
                     if len(before.shards) != len(state.view.shards):
                         before = state.view
+                # the ledger has the right count: the own count may miss a commit
                 state.failures.in_vain = ledger.in_vain
+                # a rank may die while sending: dense state or rows count from an agreement on
                 if agreed or transport.agree(True):
                     break
             except PeerFailure as failure:
+                # a `Revoked` tells no reason: keep the reason seen before
                 why = _seen_here(failure) or why
         self._state_lost = False
+        # after the agreement, so that a broken recovery leaves no half-spread dense state
         if heir is not None:
             state.load_dense(heir)
         dead = tuple(rank for rank in before.live if rank not in transport.live)
+        # calls may fail though no rank died: such a recovery is no failure, but an interruption
         if dead:
             self._record_failure(dead, before, began)
             self._tell_of_slots(dead)
         else:
             self._record_interruption(ledger.why_in_words, began)
+        # a rollback has loaded all rows: no lost shard waits for a rebuild any more
         if self.rollbacks > rollbacks:
             state.failures.shards_whole(list(range(len(before.shards))), (), {}, state.clock())
         state.hooks.event({"event": "view", "step": state.step, "view": state.view})
@@ -185,7 +266,7 @@ class Recovery:
         state.hooks.recovered()
 
     def _ledger(self, replay: StepReplay | None, why: str) -> Ledger:
-        """What this rank has to say."""
+        """The ledger of this rank, for sharing."""
         state, rank = self._state, self._state.rank
         return Ledger(
             state.commits,
@@ -206,43 +287,51 @@ class Recovery:
         )
 
     def _end_if_all_must(self, agreed: Ledger) -> None:
-        """Raise what ends the run, the same on all ranks: what one refuses, or LostTouch."""
+        """Raise the error ending the run, the same on all ranks: refusal, user code, LostTouch."""
         if agreed.refusals:
+            # several ranks may refuse: the lowest speaks, so all ranks raise the same error
             speaker, problem = min(agreed.refusals.items())
             kind, _, problem = problem.partition(" ")
             error = REFUSALS[kind](problem)
             error.speaker = speaker
+            # all ranks must hear of the refusal before the first rank leaves
             with suppress(PeerFailure):
-                self._state.transport.agree(True)  # all have heard it before the first one leaves
+                self._state.transport.agree(True)
             raise error
+        # a fault without places tells nothing against user code
         self.faults = {rank: fault for rank, fault in agreed.faults.items() if fault.places}
+        # a live rank with failed user code is judged later, at the commit, by `_see_off`
         if not self._raising and (problem := deadly(self.faults)):
             self._end_script(problem, self._state.transport.live[0])
         self._state.failures.check(agreed.in_vain, agreed.why_in_words)
 
     def _look_for_dead(self, held: View) -> None:
-        """Note what this rank can know of how ranks have ended.
+        """Note the knowledge of this rank on the ends of dead ranks.
 
-        `held` is the view with which the recovery began: in later ones nobody has run a slot.
+        `held` is the view at the beginning of the recovery: no slot has run in later views.
         """
         for rank in sorted(set(held.live) - set(self._state.transport.live)):
+            # a repeated recovery keeps the first finding
             if rank not in self.faults and rank not in self._mine:
                 places = self._state.hooks.whereabouts(rank)
                 slots = held.slots_of(rank)
+                # unknown, as on a different host: suspect every slot of the dead rank
                 if places is None:
                     self._mine[rank] = Fault.unknown(slots)
                     continue
+                # ranks enter UNJUDGED parts at different times: a death proves nothing
                 judged = tuple(place for place in places if place.part not in UNJUDGED)
                 self._mine[rank] = Fault(judged)
 
     @property
     def _raising(self) -> list[int]:
-        """The ranks, all alive, that user code has failed on."""
+        """The live ranks with failed user code."""
         live = self._state.transport.live
         return [rank for rank, fault in self.faults.items() if fault.error and rank in live]
 
     def _end_if_raised(self, reason: str) -> None:
-        """On all ranks or none: end the run if user code has failed on a rank that is alive."""
+        """End the run, on all ranks or on no rank, if user code has failed on a live rank."""
+        # the error is the better message: the loss only forbids a second try
         if raising := self._raising:
             speaker = raising[0]
             self._end_script(f"{self.faults[speaker].error} ({reason})", speaker)
@@ -254,29 +343,36 @@ class Recovery:
         raise error
 
     def _see_off(self, agreed: Ledger) -> None:
-        """At the commit: have a rank that user code has failed on leave, or end the run.
+        """At the commit: make a live rank with failed user code leave, or end the run.
 
-        Raises ScriptFailed, and PeerFailure on all but the rank that leaves, once it is gone.
+        Raises ScriptFailed on all ranks, or on the leaving rank alone; then PeerFailure on the
+        survivors, once the rank is gone.
         """
         raising = self._raising
         if not raising:
             return
+        # a repeated error is the script's, not the rank's: a further try would cost a further rank
         if reason := raised_before(self.faults, raising[0]) or self._cannot_leave(raising, agreed):
             self._end_if_raised(reason)
         state = self._state
+        # without a `speaker`: the error of this rank only, and the survivors recover
         if state.rank in raising:
             raise ScriptFailed(self.faults[state.rank].error)
+        # wait for the death: the call fails once the rank is gone
         state.transport.agree(True)
         raise AssertionError(f"rank {raising[0]} stays though it was to leave")
 
     def _cannot_leave(self, leaving: Sequence[int], agreed: Ledger) -> str:
-        """Why others cannot go on without ranks that are alive; "" where they can."""
+        """The reason against going on without the `leaving` ranks; "" for no reason."""
         state, protection = self._state, self._state.protection
         live = [rank for rank in state.transport.live if rank not in leaving]
+        # a second try may take the rank down too: only without shards does no row go with the rank
         if not any(not state.view.shards_of(rank) for rank in live):
             return "no other trainer or spare is left to try it"
+        # without deltas a death allows no undo; without a dense replica nothing goes on
         if not protection.keeps_deltas or not set(live) & set(agreed.dense):
             return f"protection {protection.name} cannot do without the rank"
+        # a rank must not leave if a further death is too much for the protection
         try:
             self._view_after(live)
         except Unrecoverable:
@@ -284,19 +380,22 @@ class Recovery:
         return ""
 
     def _return_to_commit(self, agreed: Ledger) -> None:
-        """Take the last commit and the newest view of all survivors; undo what is past it."""
+        """Take the last commit and the newest view of all survivors; undo later updates."""
         state = self._state
         self.stopping, self.doubted, self._noticed = agreed.asks, agreed.doubts, agreed.noticed
+        # a broken rollback leaves some ranks without the rows of any commit: load again
         if agreed.state_lost:
             raise Unrecoverable("a rank died while all were rolling back")
         commits, begun, protection = agreed.commits, agreed.begun, state.protection
-        # deaths: _take_over
+        # without deltas no update can be undone; after deaths `_take_over` raises the error
         if begun and not protection.keeps_deltas and state.view.live == state.transport.live:
             raise Unrecoverable(
                 "ranks lost touch with each other, none of them died: "
                 f"protection {protection.name} cannot take back "
                 f"the updates since step {state.committed}"
             )
+        # A rank may miss the answer to an agreement. A yes on any rank proves the step finished on
+        # this rank too: accept the commit, and undo nothing.
         if commits > state.commits:
             assert commits == state.commits + 1, (
                 f"rank {state.rank} has {state.commits} commits, another {commits}"
@@ -305,26 +404,31 @@ class Recovery:
             state.hooks.committed()
         else:
             state.undo()
+        # a broken recovery may have planned a view on some ranks only: plan on from the newest
         if agreed.view.epoch > state.view.epoch:
             state.view = agreed.view
         state.step = state.committed
         self._in_flight.updating = self._in_flight.changed = False
 
     def _take_over(self) -> None:
-        """Adopt the next view: host its shards, empty at first."""
+        """Adopt the next view: host the shards of this rank, new shards empty at first."""
         state, protection, live = self._state, self._state.protection, self._state.transport.live
         dead = [rank for rank in state.view.live if rank not in live]
+        # without deltas survivors cannot go back to the commit, and lost rows cannot come back
         if dead and not protection.keeps_deltas:
             raise Unrecoverable(f"{named('rank', dead)} died: {protection.after_deaths}")
+        # a pure function of view and dead: all survivors find the same view without a message
         if dead:
             state.view = self._view_after(live)
+        # without new deaths too: the newest view may be from a recovery broken off elsewhere
         state.host_shards(missing=True)
         protection.adopt(state.view)
 
     def _view_after(self, live: Sequence[int]) -> View:
-        """The view once only these ranks are left. Raises Unrecoverable where they are too few."""
+        """The view with only `live` ranks left. Raises Unrecoverable after too many losses."""
         state, protection = self._state, self._state.protection
         dead = [rank for rank in state.view.live if rank not in live]
+        # `plan_recovery` counts lost units of the view, not earlier deaths since the commit
         protection.check_losses(state.view, dead, state.lost_since_commit(live), state.committed)
         return plan_recovery(
             state.view,
@@ -337,9 +441,9 @@ class Recovery:
         )
 
     def resume(self) -> None:
-        """Collective, before the first step: go on from the durable tier, whoever dies meanwhile.
+        """Collective, before the first step: go on from the durable tier, despite deaths meanwhile.
 
-        Raises an EcrmError on every rank where there is nothing to go on from.
+        Raises an EcrmError on every rank if the durable tier has no state to go on from.
         """
         state = self._state
         try:
@@ -349,18 +453,21 @@ class Recovery:
                 raise PeerFailure("a rank died while all were resuming")
             self._state_lost = False
         except PeerFailure:
+            # the state is partly loaded, and of no commit: the recovery must load everything
             self._state_lost = True
             self.recover()
             self.began_with_one = True
 
     def _roll_back(self, why: Unrecoverable, began: float, told: bool = True) -> None:
-        """Collective: load the newest checkpoint on the ranks that are left.
+        """Collective: load the newest checkpoint on the surviving ranks.
 
-        Raises `why` without a durable tier.
+        Raises `why` without a durable tier. With `told`, an event reports the rollback.
         """
+        # without a durable tier the loss is final
         if self._durable is None:
             raise why
         state, flight = self._state, self._in_flight
+        # before rows are dropped: after a death from now on, all ranks must load again
         self._state_lost, begun = True, state.step + flight.updating
         state.hooks.phase(state.step, "rollback")
         state.drop_rows()
@@ -375,14 +482,17 @@ class Recovery:
         )
         state.take_loaded(loaded)
         over, ends = (False, -1) if state.dense is None else (state.dense.over, state.dense.ends_at)
+        # only dense holders have loaded the end of training: tell all ranks
         said = state.transport.share([torch.tensor([over, ends])])
         known = [tensors(of)[0].tolist() for of in said.values()]
         self.over_at = state.step if any(over for over, _ in known) else -1
         self.ends_at = max(self.ends_at, *(ends for _, ends in known))
+        # the loaded step is past the end already: no later step would notice
         if 0 <= self.ends_at <= state.step:
             self.over_at = state.step
         flight.ahead, flight.updating = None, False
         self.rollbacks += 1
+        # a resume is a start, not a loss to report
         if told:
             state.hooks.event(
                 rolled_back_event(state.step, state.view, begun, str(why), state.clock() - began)
@@ -390,7 +500,7 @@ class Recovery:
 
     @property
     def _redone(self) -> int:
-        """Steps that were begun before the recovery that is through, and are undone."""
+        """Number of steps begun before the recovery and undone by the recovery."""
         return max(self._noticed.begun - self._state.committed, 0)
 
     def _record_interruption(self, why: str, began: float) -> None:
@@ -428,13 +538,14 @@ class Recovery:
         )
 
     def _tell_of_slots(self, dead: Sequence[int]) -> None:
-        """Tell of those who have died, or left, while user code was at work on their slots."""
+        """Report the ranks that died, or left, with user code at work on a slot."""
         for rank in dead:
             fault = self.faults.get(rank)
+            # a suspected place is no finding: tell only of known places
             if fault is not None and fault.known:
                 self._state.hooks.event(slot_failed_event(rank, fault))
 
 
 def _seen_here(failure: PeerFailure) -> str:
-    """What failed, as this rank has seen it; empty where it only heard of a recovery."""
+    """The failure seen by this rank, in words; "" for a recovery begun by a different rank."""
     return "" if isinstance(failure, Revoked) else str(failure)

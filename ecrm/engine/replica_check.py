@@ -1,4 +1,4 @@
-"""Whether all holders of the dense part have the same bits: digests, and when they are compared."""
+"""Check of equal bits on all dense holders: digests of dense parts, and the times to compare."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ecrm.transport.message import tensors
 SHARE_OF_A_STEP = 0.005
 """The most that digests may take of the time of a step, on average."""
 FIRST_STEPS = 8
-"""The first commits are compared whatever a digest takes: most mistakes show there."""
+"""The first commits are compared at any cost of a digest: most mistakes show in the first steps."""
 
 
 class ReplicaCheck:
-    """When a rank puts a digest of its dense part into a commit, and what it puts there.
+    """The digests of a rank's dense part put into commits, and the choice of commits.
 
-    A rank compares its first commits, and then each step that is a multiple of a power of two. Each
-    rank chooses the power by its own clock: digests take SHARE_OF_A_STEP of the time at most. A
-    rank that leaves its digest out disturbs no other. All ranks compare at the common multiples.
+    A rank compares the first commits, and then every step at a multiple of a power of two. Every
+    rank chooses the power by a clock of its own: digests take at most SHARE_OF_A_STEP of the time.
+    A rank without a digest disturbs no rank. All ranks compare at the common multiples.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,9 +38,9 @@ class ReplicaCheck:
         return self._done < FIRST_STEPS or step % self._every == 0
 
     def word_if_due(self, dense: DenseReplica, step: int) -> int | None:
-        """Bits of the digest for the agreement on a commit, others in each step; None if not due.
+        """Bits of the digest for the agreement on a commit, mixed with `step`; `None` if not due.
 
-        Two states whose digests differ have the same word in one step of 8,192 on average.
+        Two states with different digests have the same word in 1 step of 8,192 on average.
         """
         if not self.is_due(step):
             return None
@@ -51,7 +51,7 @@ class ReplicaCheck:
     def timed(
         self, dense: DenseReplica, also: Callable[[], object] = lambda: None
     ) -> dict[str, int]:
-        """The digests of all entries; the time that they and `also` take counts."""
+        """The digests of all entries; calls `also`, and counts the time taken by the two."""
         began = self._clock()
         digests = entry_digests(dense.entries)
         also()
@@ -59,7 +59,7 @@ class ReplicaCheck:
         return digests
 
     def stepped(self, seconds: float) -> None:
-        """A step has taken so long. A rare long one, as after an evaluation, counts little."""
+        """Note the seconds of a step. A rare long step, as after an evaluation, counts little."""
         last = self._step_seconds or seconds
         self._step_seconds = last + (min(seconds, 2 * last) - last) / 8
 
@@ -73,10 +73,10 @@ class ReplicaCheck:
 def compare_replicas(
     transport: Transport, entries: Iterable[tuple[str, object]] | None, step: int
 ) -> str:
-    """Collective: how the dense parts of holders differ after `step` steps, in words; "" if not.
+    """Collective: the difference of dense parts after `step` steps, in words; "" if equal.
 
-    `entries` are those of this rank, None where it has no dense part. The words name ranks and
-    entries. Raises PeerFailure as transport calls do.
+    `entries` are of this rank, `None` without a dense part. The words name ranks and entries.
+    Raises PeerFailure as transport calls do.
     """
     named = None if entries is None else dict(entries)
     digests = {} if named is None else entry_digests(named.items())
@@ -94,10 +94,10 @@ def compare_replicas(
 
 
 def difference(of_ranks: Mapping[int, Mapping[str, list[object]]], step: int) -> str:
-    """How the entries of ranks differ, in words; "" where they do not.
+    """The first rank's difference from the lowest rank's entries, in words; "" if all are equal.
 
     `of_ranks` are {name: [digest, value in words]}, by rank. Numbers and words come before tensors,
-    of which they may be the cause.
+    as the likely cause of differing tensors.
     """
     first = min(of_ranks)
     for rank in sorted(of_ranks):

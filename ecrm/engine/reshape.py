@@ -17,15 +17,15 @@ from ecrm.transport.message import Part, tensors
 from ecrm.transport.piggyback import exchange_rounds
 
 WINDOW_BYTES = 1 << 22
-"""Records of each shard that travel at a time: bounds the memory of messages."""
+"""Bytes of records per shard sent at a time: bounds the memory of messages."""
 
 
 class Reshape:
-    """The new layout while it is being filled.
+    """The new layout during the reshape.
 
-    That is `shape`, `view`, `layouts`, `hosted`, `protection` and its `context`. `began` is by the
-    engine's clock; `moved_bytes` counts records over all ranks, once `run` is through.
-    Takes no row from the old layout, so that a failure before the agreement only drops this.
+    Has `shape`, `view`, `layouts`, `hosted`, `protection` with `context`. `began` is by the
+    engine's clock; `moved_bytes` counts bytes of records over all ranks, after `run`.
+    Takes no row from the old layout: a failure before the agreement only drops the new layout.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Reshape:
         self.moved_bytes = sum(int(tensors(parts)[0]) for parts in moved.values())
 
     def _outgoing(self, space: int, window: Tensor) -> dict[int, list[Part]]:
-        """Messages of (new shard, space), new local rows, records, of a window of each shard."""
+        """Messages of (new shard, space), new local rows, records, of a window of every shard."""
         outgoing: dict[int, list[Part]] = {}
         for (shard, this), hosted in sorted(self._old.hosted.items()):
             if this != space:

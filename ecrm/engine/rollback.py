@@ -1,4 +1,4 @@
-"""All state loaded anew from the durable tier, when more was lost than the protection covers."""
+"""All state loaded anew from the durable tier, after losses beyond the protection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ecrm.transport.base import Transport
 
 
 class Durable(Protocol):
-    """What outlives every rank."""
+    """The durable tier: outlives every rank."""
 
     def restore(
         self,
@@ -29,23 +29,23 @@ class Durable(Protocol):
         protection: Protection,
         view: View,
     ) -> tuple[int, list[Tensor] | None]:
-        """Collective: fill shards that are all zeros, and their redundancy.
+        """Collective: fill shards of zeros and the redundancy of the shards.
 
-        Returns the steps that are in it, and the dense state. That is an exported one, given to the
-        holders of the dense replica; None for the undisturbed start, step 0.
-        Raises PeerFailure as transport calls do, and an EcrmError on every rank when there is
-        nothing to go on from.
+        Returns the number of steps in the loaded state, and the dense state: an exported state,
+        given to the dense holders; `None` for the undisturbed start, step 0.
+        Raises PeerFailure as transport calls do, and an EcrmError on every rank if nothing is left
+        to go on from.
         """
 
 
 class Rollback:
-    """The state of a checkpoint on the ranks that are left.
+    """The state of a checkpoint on the surviving ranks.
 
-    That is `view`, `layouts`, `hosted`, `protection` and its `context`, `step`, `dense` (exported
-    state or None), and `commits`, more than any rank has counted.
+    Has `view`, `layouts`, `hosted`, `protection` with `context`, `step`, `dense` (exported state or
+    `None`), and `commits`, more than counted on any rank.
 
-    Collective; which ranks are left must be known to all. `mine` is this rank's (commits, view,
-    shape), of which the newest counts. Nothing of the state before is used.
+    Collective; all ranks must know the survivors. `mine` is the (commits, view, shape) of this
+    rank; the view and shape of the newest epoch count. No earlier state is used.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Rollback:
 def _newest(
     transport: Transport, commits: int, view: View, shape: StripeShape
 ) -> tuple[View, StripeShape, int]:
-    """The newest view of all ranks with its stripes, and one commit more than any has seen."""
+    """The newest view of all ranks, the stripes, and the highest number of commits, plus 1."""
     mine = [view.epoch, commits, [shape.shards, shape.k, shape.m], view.to_json()]
     said = list(transport.gather(mine, "rolling back").values())
     _, _, (shards, k, m), text = max(said, key=lambda words: words[0])

@@ -1,4 +1,4 @@
-"""What all ranks do together between two steps, however many of them die meanwhile."""
+"""Work of all ranks together between two steps, despite deaths meanwhile."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Result = TypeVar("Result")
 
 
 def meet(engine: Engine, where: str) -> None:
-    """Collective, between steps: have come to `where`, in words, on every rank.
+    """Collective, between steps: check that every rank has come to `where`, in words.
 
-    Raises ScriptFailed on every rank where one has come to something else: they would wait for one
-    another for ever. Raises StepAborted after a failure.
+    Raises ScriptFailed on every rank if two ranks have come to different places: the ranks would
+    wait for ever. Raises StepAborted after a failure.
     """
     transport, at = engine.state.transport, defaultdict[str, list[int]](list)
     with engine.recovery.recovering():
@@ -30,7 +30,7 @@ def meet(engine: Engine, where: str) -> None:
     if len(at) == 1:
         return
     with contextlib.suppress(PeerFailure):
-        transport.agree(True)  # all have heard it before the first one leaves
+        transport.agree(True)  # all ranks must know before the first rank leaves
     fewest_first = sorted(at.items(), key=lambda item: len(item[1]))
     words = [f"{named('rank', ranks)} at {place}" for place, ranks in fewest_first]
     error = ScriptFailed(
@@ -47,13 +47,13 @@ def sealed(
     work: Callable[[], Generator[Any, None, Result]],
     went_back: Callable[[], None],
 ) -> Generator[Any, None, Result]:
-    """Collective: `meet`, commit, do `work` on every rank, and return what it gave on this one.
+    """Collective: `meet`, commit, do `work` on every rank, and return this rank's result of `work`.
 
-    What `work` yields is passed on. It must not change rows. No row is missing when it begins.
-    After a failure all ranks do it again from its start, unless one that is left knows by then that
-    all have done it. `went_back` is called after each failure, and may raise StepAborted. That is
-    raised where a failure has undone steps, too, StopAgreed where a rank asks to stop, and what
-    `meet` raises.
+    Values yielded by `work` are passed on. `work` must not change rows, and begins without a
+    missing row. After a failure all ranks begin again with `meet`, unless a survivor knows of the
+    seal after `work`. `went_back` is called after every failure without undone steps, and may raise
+    StepAborted. Raises StepAborted after undone steps, StopAgreed if a rank asks to stop, and the
+    errors of `meet`.
     """
     step = engine.step
     while True:

@@ -1,4 +1,4 @@
-"""What the shards of a run are made of: the same for every shard, whatever its layout."""
+"""The makings of a run's shards: the same for every shard in any layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ecrm.storage.initial_rows import InitialRows
 
 @dataclass(frozen=True)
 class _InitialOfShard:
-    """Initial values of the local rows of one shard."""
+    """Initial values of a shard's local rows."""
 
     values: InitialRows
     layout: RowLayout
@@ -40,8 +40,8 @@ class _InitialOfShard:
 class ShardStores:
     """Makes shards.
 
-    `spaces` are their row spaces, `record_bytes` is the size of a record of each, `kept_bytes` that
-    of one in a checkpoint. `allocate` gives the memory of rows, `allocate_shared` that of rows
+    `spaces` are the row spaces; `record_bytes` is the size of a record, by space, `kept_bytes` the
+    size in a checkpoint. `allocate` gives the memory of rows, `allocate_shared` the memory of rows
     looked up and of deltas. `rate` is a factor on the learning rate of all rows by step.
     """
 
@@ -62,7 +62,7 @@ class ShardStores:
             rate,
         )
         self._initial = [InitialRows(space, seed) for space in self.spaces]
-        # Making a store now lets a spare load what it would otherwise load when it takes over.
+        # Making a store now lets a spare load libraries before taking over.
         of_one = allocate if isinstance(allocate, ZerosOn) else None
         alone = [self._store(space, 1, torch.empty_like, of_one) for space in self.spaces]
         self.record_bytes = tuple(store.record_bytes for store in alone)
@@ -79,9 +79,9 @@ class ShardStores:
         protection: Protection,
         missing: bool,
     ) -> dict[ShardSpace, HostedShard]:
-        """New shards whose rows are all `missing`, or were never updated.
+        """New shards with all rows `missing`, or with rows never updated.
 
-        `protection` may give memory that holds some rows.
+        `protection` may give memory with some rows already in place.
         """
         return {
             (shard, space): HostedShard(
@@ -110,17 +110,17 @@ class ShardStores:
         return self._make_store(rows, space.dim, initial, allocate, space.optimizer, self._rate)
 
     def bytes_of_a_shard(self, layouts: Sequence[RowLayout]) -> int:
-        """Bytes of one shard's rows and redundancy."""
+        """Bytes of a shard's rows and redundancy."""
         return sum(
             size * (layout.data_rows_per_shard + layout.parity_rows_per_shard)
             for size, layout in zip(self.record_bytes, layouts, strict=True)
         )
 
     def memory_of_a_shard(self, layouts: Sequence[RowLayout]) -> list[Tensor]:
-        """Memory for one more shard's rows and redundancy, none of it handed out yet."""
+        """Memory for a further shard's rows and redundancy, not handed out yet."""
         memory: list[Tensor] = []
         for space, layout, size in zip(self.spaces, layouts, self.record_bytes, strict=True):
-            # a lone one: it may be no time to load FBGEMM
+            # a store of a single row, for the shapes alone: perhaps no time to load FBGEMM
             record = self._store(space, 1, torch.empty_like).memory
             memory += [lazy_zeros(layout.data_rows_per_shard, *part.shape[1:]) for part in record]
             memory.append(lazy_zeros(layout.parity_rows_per_shard, size, dtype=np.uint8))

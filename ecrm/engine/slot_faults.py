@@ -1,4 +1,4 @@
-"""What user code has done to ranks while it was at work, and what follows. Pure."""
+"""Deaths and errors of ranks with user code at work, and the consequences. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from ecrm.base.wording import named
 
 RETRY_STEPS = 100
-"""User code that raises within so many steps of the last time ends the run: it is no single rank's.
+"""User code raising again within so many steps ends the run: the fault is not a single rank's.
 
-So a script that raises now and then does not cost one rank after the other.
+So a script with an error now and then does not cost rank after rank.
 """
 
 MOST_UNKNOWN = 3
-"""Ranks that may die in one step, each running the same slot, where nobody knows what they did."""
+"""So many ranks dead in a step, all running the same slot, end the run without a known place."""
 
 UNKNOWN_STEP = -1
 
@@ -24,26 +24,26 @@ PARTS = ("body", "batch", "evaluation", "before_step", "every", "on_commit", "af
 BODY, BATCH, EVALUATION, BEFORE_STEP, EVERY, ON_COMMIT, AFTER = PARTS
 
 OF_SLOTS = (BODY, BATCH)
-"""Parts of which another rank can do what one has failed in."""
+"""Parts that a different rank can do after a failure."""
 
 ON_ALL = (BEFORE_STEP, EVERY)
-"""Parts that all ranks, or all dense holders, are in at the same time."""
+"""Parts run by all ranks, or by all dense holders, at the same time."""
 
 UNJUDGED = (ON_COMMIT, AFTER)
-"""Parts that a death in tells nothing of: each rank is in them for a time of its own."""
+"""Parts not judged by a death: every rank runs the part at a time of its own."""
 
 SLOT_PHASES = ("input", "lookup", "forward", "backward", "update")
-"""Phases that ranks are in while slots are computed on some: of those that wait for these, too."""
+"""Phases of ranks while some ranks compute slots; phases of waiting ranks included."""
 
 
 class Place(NamedTuple):
-    """What user code is at work on.
+    """The work of user code at a moment.
 
-    `part` is one of PARTS: BODY for a slot of a step, BATCH for making its batch, EVALUATION for a
-    batch of an evaluation after so many steps. `slot` is the number of that batch then. BEFORE_STEP
-    is the function of that name, EVERY one for `session.every` after so many steps. `slot` is then
-    the epoch of the view: it tells one time from the next, after a death. ON_COMMIT is a function
-    that is told of a step, AFTER the script behind its loop.
+    `part` is out of PARTS: BODY for a slot of a step, BATCH for making the batch of a slot,
+    EVALUATION for a batch of an evaluation after `step` steps, with `slot` as the number of the
+    batch. BEFORE_STEP is the function `before_step`, EVERY a function for `session.every` after
+    `step` steps, with `slot` as the epoch of the view, to tell a repetition after a death.
+    ON_COMMIT is a function told of a step, AFTER the script behind the loop.
     """
 
     step: int
@@ -66,12 +66,12 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """How a rank that ran slots has ended, as far as others know.
+    """The end of a rank with slots, as known to the survivors.
 
-    - `places`: what user code was at work on then; empty where the rank was elsewhere.
-    - `known`: False where nobody knows that. `places` are then all slots that the rank ran, in the
-      step in which its death was noticed, UNKNOWN_STEP before that is agreed on.
-    - `error`: what is said of an error that user code has raised; "" for a rank that died.
+    - `places`: the places of user code at the end; empty for a rank outside user code.
+    - `known`: False if no rank knows the places. `places` are then all slots of the rank, in the
+      step of noticing the death; UNKNOWN_STEP until the step is agreed on.
+    - `error`: the error raised by user code, in words; "" for a dead rank.
     """
 
     places: tuple[Place, ...]
@@ -80,7 +80,7 @@ class Fault:
 
     @staticmethod
     def unknown(slots: Iterable[int]) -> Fault:
-        """Of a rank of which only its slots are known."""
+        """The fault of a rank with nothing known but the slots."""
         return Fault(tuple(Place(UNKNOWN_STEP, slot) for slot in slots), known=False)
 
     def to_json(self) -> list[Any]:
@@ -92,7 +92,7 @@ class Fault:
         return Fault(tuple(Place(*place) for place in places), known, error)
 
     def to_dict(self, rank: int) -> dict[str, Any]:
-        """Of the rank that has ended so, as events and summaries have it."""
+        """The fault of `rank`, as in events and summaries."""
         place = self.places[0]
         return {
             "rank": rank,
@@ -107,7 +107,7 @@ class Fault:
         return self.known or all(place.step != UNKNOWN_STEP for place in self.places)
 
     def with_other(self, other: Fault) -> Fault:
-        """What two ranks know of the same one together: the better of what they know."""
+        """The better of two ranks' knowledge; of equal unknown faults, the places in common."""
         mine, its = ((bool(one.error), one.known, one._agreed) for one in (self, other))
         if mine != its:
             return max((mine, self), (its, other), key=lambda pair: pair[0])[1]
@@ -116,9 +116,9 @@ class Fault:
         return Fault(tuple(place for place in self.places if place in other.places), known=False)
 
     def noticed_in(self, step: int, phase: str) -> Fault:
-        """The same once step and phase are agreed on in which a death was noticed.
+        """The fault with the agreed step and phase of noticing the death.
 
-        Outside SLOT_PHASES no slot was computed: then the rank was elsewhere.
+        Outside SLOT_PHASES no slot was computed: the fault then has no places.
         """
         if self._agreed:
             return self
@@ -128,11 +128,11 @@ class Fault:
 
 
 Faults = Mapping[int, Fault]
-"""How ranks have ended, by rank."""
+"""Ends of ranks, by rank."""
 
 
 def together(said: Iterable[Faults], step: int, phase: str) -> dict[int, Fault]:
-    """What all know, from what each says, of deaths noticed in a phase of a step.
+    """The joint knowledge from `said` by all ranks, on deaths noticed in a phase of a step.
 
     The same on all ranks.
     """
@@ -144,7 +144,7 @@ def together(said: Iterable[Faults], step: int, phase: str) -> dict[int, Fault]:
 
 
 def deadly(faults: Faults) -> str:
-    """Why user code must be taken for what kills its ranks, in one line; "" where it must not."""
+    """The evidence for user code killing ranks, in a line; "" without enough evidence."""
     at: dict[Place, list[int]] = defaultdict(list)
     again: dict[tuple[int, str], list[int]] = defaultdict(list)
     maybe: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -169,7 +169,7 @@ def deadly(faults: Faults) -> str:
             return f"{_ended(faults, ranks, str(place))}: {advice}"
     for ranks in again.values():
         places = {place for rank in ranks for place in faults[rank].places}
-        if len(places) > 1:  # ranks that die there together may have been killed by something else
+        if len(places) > 1:  # ranks dying together may have been killed from outside
             return f"{_ended(faults, ranks, str(min(places)))}: {advice_on_all}"
     for (step, slot), ranks in sorted(maybe.items()):
         if len(ranks) >= MOST_UNKNOWN:
@@ -179,7 +179,7 @@ def deadly(faults: Faults) -> str:
 
 
 def _ended(faults: Faults, ranks: Sequence[int], where: str) -> str:
-    """That ranks have ended in one place, and what was raised there, in words."""
+    """The ends of ranks at a place, with the errors raised, in words."""
     errors = [faults[rank].error for rank in ranks if faults[rank].error]
     died = [rank for rank in ranks if not faults[rank].error]
     words = [*errors, f"{named('rank', died)} died in {where}"] if died else errors
@@ -187,7 +187,7 @@ def _ended(faults: Faults, ranks: Sequence[int], where: str) -> str:
 
 
 def together_in(faults: Faults, ranks: Iterable[int]) -> str:
-    """What runs on all ranks that some of these have died in, to be appended; "" for none."""
+    """Deaths of `ranks` in parts run by all ranks, in words to be appended; "" without deaths."""
     at: dict[Place, list[int]] = defaultdict(list)
     for rank in ranks:
         for place in faults[rank].places if rank in faults else ():
@@ -198,7 +198,7 @@ def together_in(faults: Faults, ranks: Iterable[int]) -> str:
 
 
 def raised_before(faults: Faults, rank: int) -> str:
-    """What came before that what user code raises on `rank` is like; "" where nothing did."""
+    """An earlier fault similar to the error on `rank`, in words; "" without an earlier fault."""
     (place,) = faults[rank].places
     for other, fault in sorted(faults.items()):
         for before in fault.places if other != rank else ():

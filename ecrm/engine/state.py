@@ -1,4 +1,4 @@
-"""What one rank holds, and how a commit, an undo, a view or a layout changes it."""
+"""The data of a rank, and the changes by a commit, an undo, a view or a layout."""
 
 from __future__ import annotations
 
@@ -35,13 +35,16 @@ from ecrm.transport.base import Transport
 
 
 class EngineState:
-    """One rank's shards, redundancy and dense replica, with what it takes to undo a step.
+    """A rank's shards, redundancy and dense replica, with the logs to undo a step.
 
-    `step` is the step to run next, `committed` the number of steps that cannot be taken back,
-    `view` the current map of roles, `dense` this rank's dense replica or None, `log` what slots
-    have noted, where there is one, `failures` what was survived, `live_at_commit` the ranks of the
-    view at the last commit of a step, `rebuild_left` rows still missing, by shard that is
-    rebuilding. Values of slots lie in `row_memory`.
+    - `step`: the step to run next. `committed`: number of steps not to be taken back.
+    - `view`: the present map of roles. `live_at_commit`: the live ranks at the last commit of a
+      step, at the end of a rebuild with all redundancy back, or at a new layout.
+    - `dense`: this rank's dense replica or `None`. `log`: notes of slots, with a replica.
+    - `failures`: the record of failures survived.
+    - `rebuild_left`: rows still missing, by rebuilding shard.
+
+    Values for slots lie in memory from `row_memory`.
     """
 
     def __init__(
@@ -72,14 +75,14 @@ class EngineState:
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in stores.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
         self.step = self.committed = self.commits = 0
-        self.seals = 0  # how often all ranks have come through something, as far as is known
+        self.seals = 0  # number of seals known to this rank
         self.failures = FailureLog()
         self.live_at_commit = view.live
         self.rebuild_left: dict[int, int] = {}
         self.repaired: RepairReport | None = None  # since the last commit
-        self.reshape: Reshape | None = None  # the layout that the next commit adopts
+        self.reshape: Reshape | None = None  # the layout to adopt at the next commit
         self.reshape_considered = view.epoch
-        # whether the last commit changed rows that the next step's values were read from
+        # whether the last commit corrected rows after the read for the next step
         self.put_right = False
         self.peak_undo_bytes = 0
         self.dense: DenseReplica | None = make_dense() if self.rank in view.dense else None
@@ -102,17 +105,17 @@ class EngineState:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Slots that this rank runs."""
+        """The slots of this rank."""
         return self.view.slots_of(self.rank)
 
     @property
     def spaces(self) -> tuple[RowSpace, ...]:
-        """The row spaces: tables of the same width and optimizer, one after the other."""
+        """The row spaces: tables of the same width and optimizer, end to end."""
         return self.stores.spaces
 
     @property
     def record_bytes(self) -> tuple[int, ...]:
-        """Size of a record of each row space."""
+        """Size of a record, by row space."""
         return self.stores.record_bytes
 
     @property
@@ -122,18 +125,18 @@ class EngineState:
 
     @property
     def failures_left(self) -> int:
-        """How many more ranks may die at once without anything being lost."""
+        """Number of further failure domains that may be lost at once without loss of data."""
         return self.protection.failures_left(
             self.view, self.protection.shape, self.lost_since_commit(self.view.live)
         )
 
     def lost_since_commit(self, live: Collection[int]) -> int:
-        """How many failure domains have lost a rank since the last commit of a step."""
+        """Number of failure domains with a rank of `live_at_commit` not in `live`."""
         return len({self.view.domains[rank] for rank in self.live_at_commit if rank not in live})
 
     @property
     def failures_left_when_rebuilt(self) -> int:
-        """`failures_left` once all is rebuilt, and laid out anew where it must be."""
+        """`failures_left` after the rebuild, and after a reshape if one is due."""
         whole = mark_whole(self.view, self.view.rebuilding)
         plan = plan_reshape(whole, self.protection.shape) if self.policy.reshape else None
         shape, view = plan or (self.protection.shape, whole)
@@ -141,7 +144,7 @@ class EngineState:
 
     @property
     def rebuild_fraction(self) -> float:
-        """Share of the rows of rebuilding shards that is back; 1 when nothing is rebuilding."""
+        """Share of rebuilding shards' rows, redundancy included, already back; 1 for no rebuild."""
         rows = sum(
             layout.data_rows_per_shard + layout.parity_rows_per_shard for layout in self.layouts
         )
@@ -157,7 +160,7 @@ class EngineState:
         )
 
     def lookup_context(self, rebuild_rows: int) -> LookupContext:
-        """What a lookup finds on this rank; `rebuild_rows` as in `EnginePolicy`."""
+        """The data of this rank for a lookup; `rebuild_rows`: background rows per shard."""
         widths = [space.dim for space in self.spaces]
         return LookupContext(
             self.view,
@@ -170,7 +173,7 @@ class EngineState:
         )
 
     def memory(self) -> Memory:
-        """Collective: what every rank holds. Raises PeerFailure as transport calls do."""
+        """Collective: the memory of every rank. Raises PeerFailure as transport calls do."""
         held = (
             sum(hosted.store.memory_bytes for hosted in self.hosted.values()),
             self.protection.redundancy_bytes,
@@ -180,7 +183,7 @@ class EngineState:
         return gather_memory(self.transport, len(self.view.shards_of(self.rank)), held)
 
     def accept_commit(self) -> None:
-        """Everything up to `step` can no longer be taken back."""
+        """Commit all steps before `step`, not to be taken back any more."""
         self.commits += 1
         if self.step > self.committed:
             self.live_at_commit = self.view.live
@@ -203,7 +206,7 @@ class EngineState:
         self._count_whole()
 
     def _count_whole(self) -> None:
-        """Shards that had nothing missing at the last round of repair rebuild no more."""
+        """End the rebuild of shards without missing rows at the last round of repair."""
         report, self.repaired = self.repaired, None
         if report is None:
             return
@@ -222,7 +225,7 @@ class EngineState:
             self.hooks.event(restored_event(self.step, self.view, accounts))
 
     def _adopt_reshaped(self, adopted: Reshape) -> None:
-        """From this commit on the new layout is the one."""
+        """Switch to the new layout, from this commit on."""
         self.adopt(adopted)
         self.reshape_considered = self.view.epoch
         self.hooks.event(
@@ -237,7 +240,7 @@ class EngineState:
         self.hooks.event({"event": "view", "step": self.step, "view": self.view})
 
     def adopt(self, laid_out: Reshape | Rollback) -> None:
-        """Everything is as it was laid out anew, at this commit."""
+        """Take shards, redundancy and view of a new layout, at this commit."""
         self.view, self.layouts, self.hosted = laid_out.view, laid_out.layouts, laid_out.hosted
         self.protection, self.context = laid_out.protection, laid_out.context
         self.context.committed = self.committed
@@ -248,12 +251,12 @@ class EngineState:
             )
 
     def drop_rows(self) -> None:
-        """Before everything is loaded anew: make room, nothing of what is held is used any more."""
+        """Drop all rows and redundancy, to make room before everything is loaded anew."""
         self.hosted.clear()
         self.protection = self.protection.with_shape(self.protection.shape)
 
     def take_loaded(self, loaded: Rollback) -> None:
-        """After `drop_rows`: everything is as it was loaded from the durable tier."""
+        """Take the state loaded from the durable tier, after `drop_rows`."""
         self.step = self.committed = loaded.step
         self.commits = loaded.commits
         self.adopt(loaded)
@@ -264,7 +267,7 @@ class EngineState:
             self.load_dense(loaded.dense)
 
     def undo(self) -> None:
-        """Back to the last commit, with all that has changed since."""
+        """Go back to the last commit; a second call changes nothing."""
         for hosted in self.hosted.values():
             hosted.undo()
         self.protection.undo()
@@ -277,27 +280,27 @@ class EngineState:
         self.log.undo(self.committed)
 
     def export_dense(self) -> list[Tensor]:
-        """The committed dense state and the notes of its steps, to give to others."""
+        """The committed dense state and the notes of committed steps, for new holders."""
         assert self.dense is not None
         return [*self.dense.export(), *self.log.export(self.committed)]
 
     def present_dense(self) -> list[Tensor]:
-        """As `export_dense` will be if what has been done so far is committed."""
+        """The present dense state and notes, as in `export_dense` after a commit."""
         assert self.dense is not None
         return [*self.dense.present(), *self.log.export(self.step)]
 
     def load_dense(self, state: Sequence[Tensor] | None) -> None:
-        """Take an exported dense state, or the undisturbed start where that is None."""
+        """Take an exported dense state, or the undisturbed start for `None`."""
         self.dense, self.log = self._make_dense(), StepLog()
         if state is not None:
             size = len(self.dense.export())
             self.dense.load(state[:size])
-            self.log = StepLog(state[size:])  # nothing in checkpoints of earlier versions
+            self.log = StepLog(state[size:])  # empty in checkpoints of earlier versions
 
     def host_shards(self, missing: bool) -> None:
         """Hold exactly the shards of this rank in the view.
 
-        The rows of new ones are `missing`, or have their initial values.
+        Rows of new shards are `missing`, or have initial values.
         """
         mine = self.view.shards_of(self.rank)
         for key in [key for key in self.hosted if key[0] not in mine]:

@@ -1,4 +1,4 @@
-"""Small notes of slots on finished steps: the engine carries, keeps and undoes them unread."""
+"""Small notes of slots on finished steps: carried, kept and undone by the engine, unread."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 class StepLog:
-    """Notes of slots by step, one per step and slot: uint8 [N], any N.
+    """Notes of slots by step, a note per step and slot: uint8 [N], any N.
 
-    Every holder of the dense replica has the same, as far back as it remembers. They are part of
-    the state: a step that is undone takes its notes along, a new holder gets them, and checkpoints
-    have them.
+    Every dense holder has the same notes, as far back as the holder remembers. Notes are part of
+    the state: undoing a step drops the notes of the step, a new holder gets all notes, and
+    checkpoints have the notes.
     """
 
     def __init__(self, state: Sequence[Tensor] = ()) -> None:
-        """Empty, or as `export` gave it."""
+        """Begin empty, or with the notes from `export`."""
         self._notes: dict[int, dict[int, Tensor]] = {}
         if state:
             numbers, data = state
@@ -28,15 +28,15 @@ class StepLog:
                 self._notes.setdefault(step, {})[slot] = note.clone()
 
     def add(self, step: int, notes: Mapping[int, Tensor]) -> None:
-        """Keep what slots have noted of a step, {slot: note}; the notes are copied."""
+        """Keep copies of the slots' notes on a step, {slot: note}."""
         self._notes[step] = {slot: note.clone() for slot, note in sorted(notes.items())}
 
     def of(self, step: int) -> Mapping[int, Tensor]:
-        """{slot: note} of a step, slots ascending; empty where nothing is known of it."""
+        """{slot: note} of a step, slots ascending; empty without notes."""
         return self._notes.get(step, {})
 
     def undo(self, step: int) -> None:
-        """Drop the notes of `step` and of all later ones."""
+        """Drop the notes of `step` and of all later steps."""
         self._notes = {known: notes for known, notes in self._notes.items() if known < step}
 
     def forget(self, before: int) -> None:
@@ -44,9 +44,9 @@ class StepLog:
         self._notes = {known: notes for known, notes in self._notes.items() if known >= before}
 
     def export(self, before: int) -> list[Tensor]:
-        """All notes of steps before `before`; nothing where there are none.
+        """All notes of steps before `before`; an empty list without notes.
 
-        Two tensors: step, slot and size of each note, int64 [n, 3], and all notes, uint8.
+        Two tensors: step, slot and size of every note, int64 [n, 3], and all notes, uint8.
         """
         kept = [
             (step, slot, note)

@@ -1,8 +1,8 @@
-"""A step done again with what was asked for it before a failure.
+"""Step replay: a step done again with the requests from before a failure.
 
-Where slots have computed their step and none of them is lost, only the new hosts of lost shards do
-not know what they are asked, and the rows are told them with the ledger. All ranks hear that, so
-the hosts of the units that lost rows are decoded from need not be asked for them either.
+If all slots have computed the step and no slot is lost, only the new hosts of lost shards do not
+know the requests, and learn the rows with the ledger. All ranks hear the ledger, so the hosts of
+the units for decoding need no request either.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ecrm.transport.message import Received
 
 @dataclass(frozen=True)
 class StepReplay:
-    """What this rank can do `step` again with: its `lookup` in `view`; its slots have computed."""
+    """The means of this rank to replay `step`: the `lookup` in `view`, with all slots computed."""
 
     step: int
     lookup: Lookup
     view: View
 
     def told(self, live: Collection[int]) -> list[Received]:
-        """What this rank's slots ask of shards whose hosts are not `live`.
+        """The requests of this rank's slots to shards without a `live` host.
 
-        Heads and local rows; nothing where `again` will be None.
+        Heads and local rows; nothing if `again` is certain to return `None`.
         """
         lost = lost_shards(self.view, live)
         if not set(self.view.rebuilding) <= lost or not set(self.view.slots) <= set(live):
@@ -40,11 +40,11 @@ class StepReplay:
         live: Collection[int],
         told: Mapping[int, Sequence[Received]],
     ) -> Lookup | None:
-        """The lookup for the step done again, in the view of `context`; None where that cannot be.
+        """The lookup for the replayed step, in the view of `context`; `None` without a replay.
 
-        The view comes from `before`, and all ranks were `told` what they are asked. It cannot be
-        where `before` is not the view of the step, as after a recovery that was broken off, and
-        where others than new hosts would have to be told more. All ranks find the same.
+        The view comes from `before`, and all ranks were `told` the requests. No replay if `before`
+        is not the view of the step, as after a recovery broken off, or if ranks besides the new
+        hosts would need requests. All ranks decide the same.
         """
         view, lost = context.view, lost_shards(self.view, live)
         if before != self.view or view.slots != before.slots or set(view.rebuilding) != lost:
@@ -58,5 +58,5 @@ class StepReplay:
 
 
 def lost_shards(view: View, live: Collection[int]) -> set[int]:
-    """Shards of `view` whose hosts are not among `live`."""
+    """Shards of `view` without a host in `live`."""
     return {shard for shard, host in enumerate(view.shards) if host not in live}

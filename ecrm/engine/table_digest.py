@@ -16,10 +16,10 @@ CHUNK_ROWS = 65_536
 
 
 def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
-    """Collective, nothing missing: {table: sha256 of its rows, then its optimizer state}.
+    """Collective, nothing missing: {table: sha256 of the rows, then of the optimizer state}.
 
-    Rank `to` gets the digests, every other rank None. Raises PeerFailure as transport calls do, and
-    StopAgreed.
+    Rank `to` gets the digests, the remaining ranks `None`. Raises PeerFailure as transport calls
+    do, StepAborted after a failure seen by `heed_stop`, and StopAgreed.
     """
     digests: dict[str, str] = {}
     for space, row_space in enumerate(engine.state.spaces):
@@ -39,7 +39,7 @@ def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
 def gather_rows(
     engine: Engine, space: int, rows: Tensor, part: Callable[[Store, Tensor], Tensor], to: int
 ) -> Tensor | None:
-    """Collective: `part` of `rows`, int64 [R], on rank `to`, float32 [R, floats]; None elsewhere.
+    """Collective: `part` of `rows`, int64 [R], on rank `to`, float32 [R, floats]; else `None`.
 
     `part` is `Store.lookup` or `Store.lookup_state`.
     """

@@ -1,1 +1,1 @@
-"""What slots ask of shards and get, as messages. Below protections and the engine."""
+"""Requests of slots to shards, and replies, as messages. Below protections and the engine."""

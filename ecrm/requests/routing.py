@@ -1,4 +1,4 @@
-"""Which rows go where: slots ask shards for unique rows and send gradients the same way."""
+"""Routing of rows: slots ask shards for unique rows and send gradients the same way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.gpu_copies import on_device, on_host
 from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, matrix_on
 
-# The first word of a group's head where several kinds of groups travel together: what the group is.
+# Kinds of groups: the first word of a group's head, if several kinds travel together.
 (
     ROWS,
     GRADIENTS,
@@ -37,25 +37,25 @@ from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, ma
 
 
 RowMemory = Callable[[int, int], Tensor]
-"""(rows, floats of each) -> memory for them on the host, float32, holding anything."""
+"""(rows, floats per row) -> memory for the rows on the CPU, float32, holding anything."""
 
 Parts = dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]]
-"""By slot and space, of each shard: its number, places among the rows asked for, local rows."""
+"""By slot and space, for every shard: shard number, places among the rows asked for, local rows."""
 
 
 def _split(layout: RowLayout, wanted: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-    """(shard, places in `wanted`, local rows) of every shard that holds some of `wanted`."""
+    """(shard, places in `wanted`, local rows) of every shard with some of `wanted`."""
     counts, places, local = layout.split(wanted)
     split = zip(places.split(counts), local.split(counts), strict=True)
     return [(shard, place, rows) for shard, (place, rows) in enumerate(split) if counts[shard]]
 
 
 class SlotRequests:
-    """The slots' side of one step: unique rows of each hosted slot, split by shard.
+    """The slots' side of a step: unique rows of every slot on this rank, split by shard.
 
     `rows[slot][space]` are unique row numbers of a row space, int64; `widths[space]` are the floats
-    of its rows. What shards are away is not asked of them but of `stand_in`. Slots that are
-    `computed` have their gradients already and want no values.
+    of a row. Rows of shards that are away are asked of `stand_in` instead. `computed` slots have
+    gradients already and want no values.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SlotRequests:
         stand_in: StandIn | None = None,
         computed: Collection[int] = (),
     ) -> SlotRequests:
-        """Those for `rows[slot][space]`, unique row numbers, int64 [U]; U may be 0."""
+        """The requests for `rows[slot][space]`, unique row numbers, int64 [U]; U may be 0."""
         shards_away = frozenset() if stand_in is None else stand_in.away
         in_order = {slot: list(spaces) for slot, spaces in sorted(rows.items())}
         parts: Parts = {}
@@ -96,7 +96,7 @@ class SlotRequests:
     def requests(self) -> dict[int, list[Part]]:
         """Message per shard host: (kind, slot, shard, space), local rows.
 
-        The kind is ROWS, or COMPUTED where no values are wanted.
+        The kind is ROWS, or COMPUTED for slots without need of values.
         """
         outgoing: dict[int, list[Part]] = {}
         for (slot, space), parts in self._parts.items():
@@ -108,7 +108,7 @@ class SlotRequests:
         return outgoing
 
     def of_shards(self, shards: Collection[int]) -> list[Received]:
-        """What slots that have computed ask of some shards, as in `requests`."""
+        """The requests of slots with results to some shards, as in `requests`."""
         asked: list[Received] = []
         for (slot, space), parts in self._parts.items():
             for shard, _, local in parts:
@@ -117,14 +117,14 @@ class SlotRequests:
         return asked
 
     def again(self, view: View) -> SlotRequests:
-        """The same requests in another view, by slots that have computed."""
+        """The same requests in a different view, with all slots `computed`."""
         computed = frozenset(self._rows)
         return SlotRequests(
             self._rows, self._widths, self._parts, self._away, view, self._stand_in, computed
         )
 
     def local(self, slot: int, shard: int, space: int) -> Tensor:
-        """Local rows that a slot asks of a shard, in the order asked, int64."""
+        """The local rows asked of a shard by a slot, in the order asked, int64."""
         return next(local for number, _, local in self._parts[slot, space] if number == shard)
 
     @staticmethod
@@ -141,10 +141,10 @@ class SlotRequests:
         remember: bool = True,
         memory: RowMemory = torch.empty,
     ) -> dict[int, list[Tensor]]:
-        """Rows of each slot that wants them, by space, in the order asked, float32 [U, dim].
+        """Rows of every slot not `computed`, by space, in the order asked, float32 [U, dim].
 
-        They come from all `replies` together, and lie in `memory`. A stand-in is to `remember`
-        them, and to count what it gives.
+        The rows come from all `replies` together, and lie in memory from `memory`. With `remember`,
+        a stand-in remembers the rows received, and counts the rows given in place of a shard.
         """
         found = self.found(*replies)
         result: dict[int, list[Tensor]] = {
@@ -177,7 +177,7 @@ class SlotRequests:
     ) -> dict[int, list[Part]]:
         """Message per shard host: (GRADIENTS, slot, shard, space), gradients in requested order.
 
-        Slots that `sit_out` send none.
+        Slots in `sit_out` send empty gradients.
         """
         outgoing: dict[int, list[Part]] = {}
         for (slot, space), parts in self._parts.items():
@@ -196,9 +196,9 @@ class SlotRequests:
         step: int,
         sit_out: Collection[int] = (),
     ) -> None:
-        """Leave the gradients of a step that shards which are away should get to the stand-in.
+        """Leave a step's gradients for shards that are away to the stand-in.
 
-        Slots that `sit_out` have none.
+        Slots in `sit_out` have no gradients.
         """
         if self._stand_in is None:
             return
@@ -217,9 +217,10 @@ class SlotRequests:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Unique local rows that are asked of one hosted shard and space.
+    """Unique local rows asked of a hosted shard and space.
 
-    `rows` are in the order of `unique_by_unit`; `places` are each slot's among them, by slot.
+    `rows` are in the order of `unique_by_unit`; `places` are the places of a slot's rows in `rows`,
+    by slot.
     """
 
     rows: Tensor
@@ -233,7 +234,7 @@ def _merged(parts: list[tuple[int, Tensor]], units: int) -> _Asked:
 
 
 class ShardRequests:
-    """The shards' side of one step: which rows every slot asked of the shards hosted here."""
+    """The shards' side of a step: the rows asked of the shards on this rank by every slot."""
 
     def __init__(
         self,
@@ -249,7 +250,7 @@ class ShardRequests:
     def of(
         cls, messages: Mapping[int, Sequence[Received]], hosted: Mapping[ShardSpace, HostedShard]
     ) -> ShardRequests:
-        """What `messages`, by sender, ask of the shards that are `hosted` here."""
+        """The requests in `messages`, by sender, to the shards `hosted` on this rank."""
         ranks: dict[int, int] = {}
         waiting: set[int] = set()
         asked: dict[ShardSpace, list[tuple[int, Tensor]]] = {}
@@ -271,7 +272,7 @@ class ShardRequests:
     def again(
         self, told: Mapping[int, Sequence[Received]], hosted: Mapping[ShardSpace, HostedShard]
     ) -> ShardRequests:
-        """The same requests of slots that have computed, and what shards new here are `told`."""
+        """The same requests by slots with results, and the requests `told` to new shards."""
         mine = {
             rank: [part for pair in in_groups(tensors, 2) if pair[0][2:] in hosted for part in pair]
             for rank, tensors in told.items()
@@ -282,15 +283,15 @@ class ShardRequests:
         return ShardRequests({**kept, **new._asked}, ranks, new._waiting, hosted)
 
     def missing(self) -> dict[ShardSpace, Tensor]:
-        """Unique rows that must be recovered before they are updated, by shard and space."""
+        """Unique missing rows asked for, to be recovered before the update, by shard and space."""
         return self._missing_of(self._ranks)
 
     def awaited(self) -> dict[ShardSpace, Tensor]:
-        """Those of `missing` whose values slots wait for."""
+        """Rows of `missing` with a waiting slot."""
         return self._missing_of(self._waiting)
 
     def unawaited(self) -> dict[ShardSpace, Tensor]:
-        """Those of `missing` that slots ask for whose gradients are computed."""
+        """Rows of `missing` asked for by a slot with results."""
         return self._missing_of(self._ranks.keys() - self._waiting)
 
     def _missing_of(self, slots: Collection[int]) -> dict[ShardSpace, Tensor]:
@@ -307,10 +308,10 @@ class ShardRequests:
         return {key: rows for key, rows in missing.items() if rows.numel()}
 
     def askers(self, shard: int, space: int, rows: Tensor) -> dict[int, tuple[int, Tensor]]:
-        """Who asks for `rows` of a shard, unique int64 [R], and where in what it asks.
+        """The slots asking a shard, with the places of `rows`, unique int64 [R], in the requests.
 
-        {slot: (its rank, place of each row in what it asks or -1, int64 [R])}. Only for shards of
-        whole rows, which are one unit.
+        {slot: (rank of the slot, place of every row in the slot's request or -1, int64 [R])}. Only
+        for shards with a single data unit per stripe.
         """
         asked = self._asked.get((shard, space))
         if asked is None or not asked.rows.numel():
@@ -328,13 +329,13 @@ class ShardRequests:
     def replies(self) -> dict[int, list[Part]]:
         """Message per waiting slot's rank: (ROWS, slot, shard, space), rows in the order asked.
 
-        Where rows of a shard are missing, none of that shard.
+        Without rows of a shard and space with awaited rows missing.
         """
         self._late = list(self.awaited())
         return self._replies(key for key in self._asked if key not in self._late)
 
     def late_replies(self) -> dict[int, list[Part]]:
-        """The rest of `replies`, now that nothing that slots wait for is missing any more."""
+        """The rest of `replies`, after the recovery of all awaited rows."""
         return self._replies(self._late)
 
     def _replies(self, keys: Iterable[ShardSpace]) -> dict[int, list[Part]]:
@@ -359,14 +360,14 @@ class ShardRequests:
     ) -> None:
         """Sum gradients in slot order and run the optimizer of `step` on every shard asked.
 
-        `gradients[slot, shard, space]` are float32, in the order of the rows requested; empty of a
-        slot that sits out. Rows that such slots alone asked for stay as they are.
+        `gradients[slot, shard, space]` are float32, in the order of the rows requested; empty for a
+        slot that sits out. Rows asked for only by slots that sit out stay unchanged.
         """
         for (shard, space), asked in self._asked.items():
             hosted = self._hosted[shard, space]
             device = hosted.store.device
             sums = hosted.gradient_space(asked.rows.numel(), keep_deltas)
-            # each row is asked by a slot at least
+            # `sums` needs no zeros: every row is asked by a slot, whose first gradient is stored
             seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8, device=device)
             whole = True
             for slot, place in asked.places:
@@ -383,7 +384,7 @@ class ShardRequests:
                 _update_some(hosted, asked.rows, sums, seen, keep_deltas, step)
 
     def pass_over(self, keep_deltas: bool) -> None:
-        """A step changes no row: log so for every shard asked."""
+        """Log a step without a change of rows, for every shard asked."""
         for key, asked in self._asked.items():
             self._hosted[key].pass_over(asked.rows, keep_deltas)
 
@@ -391,7 +392,7 @@ class ShardRequests:
 def _update_some(
     hosted: HostedShard, rows: Tensor, sums: Tensor, seen: Tensor, keep_deltas: bool, step: int
 ) -> None:
-    """Update the rows that were `seen`, uint8 [R], and log that the others stay as they are."""
+    """Update the rows marked in `seen`, uint8 [R], and log the rest as unchanged."""
     (updated,) = on_host(seen.bool())
     kept = sums[on_device(sums.device, updated)]  # a copy: the memory is used again
     space = hosted.gradient_space(len(kept), keep_deltas)
@@ -400,7 +401,7 @@ def _update_some(
 
 
 def asked_of(told: Mapping[int, Sequence[Received]]) -> dict[ShardSpace, Tensor]:
-    """Unique local rows that slots ask of each shard and space, int64, from their messages."""
+    """Unique local rows asked of every shard and space, int64, from the slots' messages."""
     asked: dict[ShardSpace, list[Tensor]] = {}
     for tensors in told.values():
         for head, local in in_groups(tensors, 2):
@@ -411,9 +412,9 @@ def asked_of(told: Mapping[int, Sequence[Received]]) -> dict[ShardSpace, Tensor]
 def soon_requests(
     rows: Mapping[int, Sequence[Tensor]], layouts: Sequence[RowLayout], view: View
 ) -> dict[int, list[Part]]:
-    """Message per host of a rebuilding shard: (SOON, shard, space), its local rows.
+    """Message per host of a rebuilding shard: (SOON, shard, space), local rows.
 
-    They are its part of `rows[slot][space]`.
+    The local rows are the shard's part of `rows[slot][space]`.
     """
     outgoing: dict[int, list[Part]] = {}
     for spaces in rows.values():
@@ -428,13 +429,13 @@ def soon_requests(
 
 @dataclass(frozen=True)
 class StepResults:
-    """What slots sent in a step's first exchange.
+    """The messages of slots in a step's first exchange.
 
-    `gradients` by (slot, shard, space); `dense`, {slot: slice of its contribution}; `notes`, {slot:
-    its note}; `states`, {slot: its state}; `requests`, {rank: its requests for the next step};
-    `soon`, {(shard, space): local rows that slots want in the step after that, by slot};
-    `troubles`, {slot: its trouble}; `stopping`, ranks that ask to stop; `over`, slots without a
-    part in the next step; `ends`, steps before which training is to end.
+    `gradients` by (slot, shard, space); `dense`, {slot: slice of the contribution}; `notes`, {slot:
+    note}; `states`, {slot: state}; `requests`, {rank: requests for the next step}; `soon`,
+    {(shard, space): list of local rows for the step after the next, a tensor per slot};
+    `troubles`, {slot: trouble}; `stopping`, ranks asking to stop; `over`, slots without a part in
+    the next step; `ends`, steps before which training is to end.
     """
 
     gradients: dict[tuple[int, int, int], Tensor | Picked]
@@ -479,10 +480,10 @@ class StepResults:
 
 @dataclass(frozen=True)
 class StepReplies:
-    """What ranks had attached to a step's second exchange.
+    """The messages attached by ranks to a step's second exchange.
 
-    `replies`, {rank: rows of the next step}; `dense`, {holder: its slice of the dense sum};
-    `repairs`, {rank: what it asks for to repair}.
+    `replies`, {rank: rows of the next step}; `dense`, {holder: the holder's slice of the sum};
+    `repairs`, {rank: requests of the round of repair}.
     """
 
     replies: dict[int, list[Received]]

@@ -1,4 +1,4 @@
-"""What stands in for lost shards: rows as they were last seen, and gradients kept for later."""
+"""The stand-in for lost shards: rows as last seen, and gradients kept for later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KeptPart = tuple[int, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Kept:
-    """What one slot's step has for one shard that is away."""
+    """The gradients of a slot's step for a shard that is away."""
 
     step: int
     slot: int
@@ -28,9 +28,9 @@ class Kept:
 
 @dataclass
 class Served:
-    """Rows given out in place of a shard's own, one per slot and step that asked.
+    """Number of rows given in place of a shard's own, counted per asking slot and step.
 
-    `seen` were last seen so; `initial` were never seen.
+    `seen`: rows as last seen; `initial`: rows with initial values, not in the cache.
     """
 
     seen: int = 0
@@ -38,10 +38,10 @@ class Served:
 
 
 class StandIn:
-    """One rank's part. `away`, set by the protection, are shards that do not answer.
+    """One rank's part. `away`, set by the protection, are shards without answers.
 
-    `initial(space, rows)` gives initial values, float32 [R, dim]; at most `entries` rows of each
-    row space are remembered. What is kept and counted since the commit goes again with `undo`.
+    `initial(space, rows)` gives initial values, float32 [R, dim]; at most `entries` rows of every
+    row space are remembered. `undo` drops gradients and counts since the commit, not rows.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class StandIn:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the rows remembered."""
+        """Bytes of the cache of rows."""
         return sum(cache.memory_bytes for cache in self._last_seen.values())
 
     @property
     def kept_bytes(self) -> int:
-        """Of the gradients kept."""
+        """Bytes of the gradients kept, row numbers included."""
         every = (part for kept in self._kept.values() for entry in kept for part in entry.parts)
         return sum(rows.nbytes + gradients.nbytes for _, rows, gradients in every)
 
     def saw(self, space: int, rows: Tensor, values: Tensor, picked: Tensor | None = None) -> None:
-        """Remember rows of a row space, unique int64 [R], that their shard has sent.
+        """Remember rows of a row space, unique int64 [R], as sent by a shard.
 
-        `values`, float32 [R, dim], are theirs, or `values[picked]`, int64 [R].
+        The rows' values are `values`, float32 [R, dim], or `values[picked]`, `picked` int64 [R].
         """
         if not rows.numel():
             return
@@ -81,7 +81,7 @@ class StandIn:
     def values(self, shard: int, space: int, rows: Tensor, count: bool = True) -> Tensor:
         """Rows of a shard that is away, as last seen or initial, float32 [R, dim].
 
-        With `count` they count as `served`.
+        With `count` the rows count as `served`.
         """
         served = self._served.setdefault(shard, Served()) if count else Served()
         if space not in self._last_seen:
@@ -98,30 +98,30 @@ class StandIn:
         return values
 
     def keep(self, shard: int, step: int, slot: int, parts: Sequence[KeptPart]) -> None:
-        """Keep what a slot's step has for a shard that is away, also if that is nothing."""
+        """Keep the gradients of a slot's step for a shard that is away; `parts` may be empty."""
         self._kept.setdefault(shard, []).append(Kept(step, slot, parts))
 
     def kept(self, shard: int) -> list[Kept]:
-        """What is kept for a shard, in the order of steps."""
+        """The gradients kept for a shard, in the order of steps."""
         return self._kept.get(shard, [])
 
     def served(self, shard: int) -> Served:
         return self._served.get(shard, Served())
 
     def forget(self, shards: Iterable[int]) -> None:
-        """These shards are whole and have what was kept for them."""
+        """Drop gradients and counts of `shards`: now whole, and given all kept gradients."""
         for shard in shards:
             self._kept.pop(shard, None)
             self._served.pop(shard, None)
 
     def committed(self) -> None:
-        """What was counted can no longer be taken back."""
+        """Commit the counts, not to be taken back any more."""
         self._served_at_commit = {
             shard: (served.seen, served.initial) for shard, served in self._served.items()
         }
 
     def undo(self, committed: int) -> None:
-        """Steps from `committed` on have not been."""
+        """Drop gradients of steps from `committed` on, and counts since the commit."""
         self._kept = {
             shard: [entry for entry in kept if entry.step < committed]
             for shard, kept in self._kept.items()
@@ -130,14 +130,14 @@ class StandIn:
 
 
 class LastSeen:
-    """A direct-mapped cache: row r has place r mod `entries`; the last row seen displaces others.
+    """A direct-mapped cache: row r has place r mod `entries`; a new row displaces the old row.
 
-    With as many entries as rows nothing is ever displaced. Arguments named `rows` are unique int64
+    With as many entries as rows no row is ever displaced. Arguments named `rows` are unique int64
     row numbers [R], values are float32 [R, dim].
     """
 
     def __init__(self, entries: int, dim: int) -> None:
-        self._rows = lazy_zeros(entries, dtype=np.int64)  # one more than the row held; 0: none
+        self._rows = lazy_zeros(entries, dtype=np.int64)  # number of the row held, plus 1; 0: empty
         self._values = lazy_zeros(entries, dim)
 
     @property
@@ -148,11 +148,11 @@ class LastSeen:
     def put(self, rows: Tensor, values: Tensor, picked: Tensor | None = None) -> None:
         """Remember rows with `values`, or `values[picked]`, int64 [R].
 
-        Of several rows with one place any one stays.
+        Of several rows for the same place any may stay.
         """
         places, marks = rows % self._rows.numel(), rows + 1
         self._rows[places] = marks
-        # of each place one row: rows and values must not be mixed up
+        # a single row per place: a row must not get the values of a different row
         stay = (self._rows[places] == marks).nonzero().squeeze(1)
         scatter_records(
             self._values,
@@ -163,6 +163,6 @@ class LastSeen:
         )
 
     def get(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(which rows are held, bool [R]; their values, any value for the others)."""
+        """(whether a row is held, bool [R]; values, anything for rows not held)."""
         places = rows % self._rows.numel()
         return self._rows[places] == rows + 1, self._values.index_select(0, places)
