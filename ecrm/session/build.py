@@ -80,15 +80,11 @@ def start_run(wanted: Wanted) -> Started:
     rank = this_rank()
     transport = rank.transport
     _check_no_group()
+    in_vain = rank.met and rank.part is None
     if rank.part is not None:
         _end_before(rank, rank.part)
-    elif rank.met:
-        raise UsageError(
-            "a session before could not begin, and no other can in this run",
-            otherwise="mend that, and start the run again",
-        )
     rank.met = True
-    collective_check(transport, lambda: None)
+    collective_check(transport, lambda: _check_begun(in_vain))
     job = rank.job_of(rank.number)
     gone = () if rank.number == 1 else _gone(transport, job.config)
 
@@ -175,6 +171,15 @@ def _end_before(rank: ThisRank, part: Part) -> None:
 def _gone(transport: Transport, config: Config) -> tuple[int, ...]:
     """The ranks that have died in the sessions before."""
     return tuple(rank for rank in range(config.world_size) if rank not in transport.live)
+
+
+def _check_begun(in_vain: bool) -> None:
+    """Raise UsageError if an earlier session of the script could not begin, `in_vain`."""
+    if in_vain:
+        raise UsageError(
+            "a session before could not begin, and no other can in this run",
+            otherwise="mend that, and start the run again",
+        )
 
 
 def _check_no_group() -> None:

@@ -156,6 +156,19 @@ MISTAKES = {
         LOOP + "first, session = session, made()" + LOOP + "first.save('model.pt')",
         "session.save: another session has begun since, which ended this one: call it before the",
     ),
+    "a session after one that could not begin": (
+        """
+session.every(1, mode="max", keep_best=True)(lambda: None)
+try:
+    for batch in session.steps(ids, 3):
+        pass
+except ecrm.errors.EcrmError as error:
+    assert "the run has no folder" in str(error)
+session = made()
+"""
+        + LOOP,
+        "a session before could not begin, and no other can in this run: mend that, and start",
+    ),
     "a loop that was left before another session": (
         LEFT.format("break") + "main()\nsession = made()" + LOOP,
         "has left a loop in step 1, slot 0: let loops over session.steps and ",
