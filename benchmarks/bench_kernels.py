@@ -26,8 +26,9 @@ decode makes one unit from k = 4 others. Compared with
   isa-l             `ec_encode_data` on the same bytes; the kernel also allocates what it returns.
 
 gather_records reads rows and row-wise Adagrad's state, others at every call. scatter_add sums
-gradients of skewed rows. Compared with
-  torch             index_select of both and their concatenation; index_add_.
+gradients of skewed rows. divide divides a slot's gradients and tests them. Compared with
+  torch             index_select of both and their concatenation; index_add_; div_, sum and the test
+                    of the sum.
 
 dot_interaction runs forward, and backward to sums of unique rows, on 26 features whose rows are as
 skewed as a batch's. Compared with
@@ -70,7 +71,13 @@ from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import sparse_update
 from ecrm.process.memory import keep_freed_memory
 from lib.kernel_case import Batches, Case, Contender, load_isa_l, zeros
-from lib.kernel_rows import decode_case, gather_case, logged_case, scatter_add_case
+from lib.kernel_rows import (
+    decode_case,
+    divide_case,
+    gather_case,
+    logged_case,
+    scatter_add_case,
+)
 
 COEFFICIENT = 29
 FLOOR_SOURCE = """
@@ -480,6 +487,7 @@ def main(arguments: list[str] | None = None) -> None:
         cases.append(gather_case(options.rows, options.dimension, touched))
     cases.append(decode_case(max(options.rows // 64, 1), 4 * options.dimension))
     cases.append(scatter_add_case(options.rows // 32, options.dimension, options.rows // 16))
+    cases.append(divide_case(options.rows // 32, options.dimension))
     for batch, dimension in ((32, 16),) if options.smoke else ((1024, 64), (2048, 128)):
         cases += interaction_cases(batch, dimension)
     for case in cases:

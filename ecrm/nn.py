@@ -55,6 +55,6 @@ class DotInteraction(nn.Module):
         if isinstance(collection, collections.EmbeddingBagCollection):
             found = collection.rows_of_single_ids(sparse)
             if found is not None:
-                return ops.dot_interaction(dense, *found)
+                return ops.interact(dense, *found)
         pooled, width = collection(sparse).values(), dense.shape[1]
         return ops.dot_interaction(dense, pooled.view(len(dense), pooled.shape[1] // width, width))

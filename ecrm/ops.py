@@ -13,6 +13,13 @@ from ecrm.kernels import dot_interaction as kernel
 
 __all__ = ["dot_interaction"]
 
+Memory = Callable[[], Tensor | None]
+"""Gives memory for the gradients of rows, float32 [U, D], contiguous; `None`: take new memory."""
+
+
+def no_memory() -> None:
+    """A `Memory` without any."""
+
 
 def dot_interaction(dense: Tensor, rows: Tensor, places: Tensor | None = None) -> Tensor:
     """DLRM's dot interaction: a sample's dense row, then the dot products of all pairs of its rows.
@@ -39,18 +46,16 @@ def dot_interaction(dense: Tensor, rows: Tensor, places: Tensor | None = None) -
             return nothing + dense.sum() + rows.sum()
         rows = rows.reshape(samples * features, -1)
         places = torch.arange(len(rows), device=rows.device)
-    return interact(dense, rows, places, None)
+    return interact(dense, rows, places, no_memory)
 
 
 class _Interact(torch.autograd.Function):
     """The kernel and its gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, dense: Tensor, values: Tensor, places: Tensor, memory: Memory) -> Tensor:
         ctx.save_for_backward(dense, values, places)
-        ctx.sums = sums
+        ctx.memory = memory
         return kernel.dot_interaction(dense, values, places)
 
     @staticmethod
@@ -58,15 +63,16 @@ class _Interact(torch.autograd.Function):
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         dense, values, places = ctx.saved_tensors
         of_dense, of_values = kernel.dot_interaction_backward(
-            gradients.contiguous(), dense, values, places, sums=unshared(ctx.sums)
+            gradients.contiguous(), dense, values, places, sums=unshared(ctx.memory)
         )
         return of_dense, of_values, None, None
 
 
-interact: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = _Interact.apply
-"""The dot interaction with `sums`, [U, D], contiguous: the memory for the gradients of rows."""
+interact: Callable[[Tensor, Tensor, Tensor, Memory], Tensor] = _Interact.apply
+"""The dot interaction of fetched rows, with the memory for their gradients."""
 
 
-def unshared(sums: Tensor | None) -> Tensor | None:
-    """The same memory as a new tensor: autograd copies a tensor referenced elsewhere too."""
+def unshared(memory: Memory) -> Tensor | None:
+    """Memory as a new tensor: autograd copies a tensor referenced elsewhere too."""
+    sums = memory()
     return None if sums is None else sums.detach()

@@ -9,6 +9,7 @@ import torch
 
 from ecrm.coding.code import ReedSolomon
 from ecrm.kernels.decode import decode
+from ecrm.kernels.divide import divide
 from ecrm.kernels.records import RecordLog, gather_records, merge_records
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import sparse_update
@@ -190,3 +191,34 @@ def scatter_add_case(rows: int, dimension: int, added: int) -> Case:
         Contender("torch", theirs, counted, empty[1]),
     ]
     return Case(f"scatter_add to {rows} rows", added, width, contenders, lambda: sums[0])
+
+
+def divide_case(rows: int, dimension: int) -> Case:
+    """A slot's gradients divided by the slots and tested, beside torch's division, sum and test."""
+    generator = torch.Generator().manual_seed(9)
+    values = zeros(rows, dimension).normal_(generator=generator)
+    mine, other = zeros(rows, dimension), zeros(rows, dimension)
+    found = [False, False]
+
+    def ours() -> None:
+        found[0] = divide(mine, 3.0, backend="cpu")
+
+    def theirs() -> None:
+        other.div_(3.0)
+        found[1] = bool(other.sum().isfinite())
+
+    def again(target: torch.Tensor) -> None:
+        target.copy_(values)
+
+    again(mine)
+    again(other)
+    ours()
+    theirs()
+    if not (torch.equal(mine, other) and all(found)):
+        raise SystemExit("divide and torch disagree")
+    counted = 8 * rows * dimension
+    contenders = [
+        Contender("divide", ours, counted, lambda: again(mine)),
+        Contender("torch", theirs, counted, lambda: again(other)),
+    ]
+    return Case("divide by 3 slots, in place", rows, 4 * dimension, contenders, lambda: mine)

@@ -42,7 +42,7 @@ class _Interaction(nn.Module):
     """Dense features, [B, D], then the dot products of all pairs of them and F embeddings."""
 
     def forward(self, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
-        return interact(dense, values, places, sums)
+        return interact(dense, values, places, lambda: sums)
 
 
 class _Spread(torch.autograd.Function):
@@ -61,7 +61,7 @@ class _Spread(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, None, None]:
         (places,) = ctx.saved_tensors
-        sums = unshared(ctx.sums)
+        sums = unshared(lambda: ctx.sums)
         if sums is None:
             sums = torch.empty(ctx.shape, device=gradients.device)
         sums.zero_()  # some rows may not be among the places

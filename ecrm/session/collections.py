@@ -6,6 +6,7 @@ Legend: B samples, U fetched rows of one row space, D floats of a row, n ids loo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ecrm.errors import UsageError
 from ecrm.model.replica_refusals import FREEZE_ROWS
+from ecrm.ops import Memory
 from ecrm.placement.tables import RowSpace
 from ecrm.session.batch_rows import on_cpu
 from ecrm.session.layout import Entry, Layout, check_ids
@@ -27,8 +29,9 @@ from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.table_stand_in import check_loads, check_stays
 from ecrm.transport.gpu_copies import on_device
 
-LookedUp = tuple[tuple[Entry, ...], str, Tensor, Tensor]
-"""Entries of a group, pooling, fetched rows [U, D] and places among the rows [n]."""
+LookedUp = tuple[tuple[Entry, ...], str, Tensor, Tensor, Memory]
+"""Entries of a group, pooling, fetched rows [U, D], places among the rows [n], and the memory for
+the gradients of the rows."""
 
 
 class _Rows:
@@ -120,7 +123,7 @@ class _Rows:
         return self._fetched().leaves[self.layout.groups[0].space].detach()
 
     def _looked_up(self, features: object, jagged: dict[str, JaggedTensor]) -> list[LookedUp]:
-        """Entries, pooling, fetched rows [U, D] and places among the rows [n], group by group.
+        """The parts of `LookedUp`, group by group.
 
         Raises UsageError for a table frozen or unfrozen after the session was made.
         """
@@ -132,7 +135,13 @@ class _Rows:
         fetched = self._fetched()
         places = fetched.batch.places(features, jagged, self.layout)
         return [
-            (group.entries, group.pooling, fetched.leaves[group.space], found)
+            (
+                group.entries,
+                group.pooling,
+                fetched.leaves[group.space],
+                found,
+                partial(fetched.take_memory, group.space),
+            )
             for group, found in zip(self.layout.groups, places)
         ]
 
@@ -192,22 +201,26 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         )
         looked_up = self._looked_up(features, jagged)
         if inverse.numel() == 0 and self._in_one_piece(looked_up, jagged):
-            ((entries, pooling, rows, places),) = looked_up
-            values = self._bags(entries, jagged, pooling, rows, places, len(entries))
+            ((entries, pooling, rows, places, memory),) = looked_up
+            values = self._bags(entries, jagged, pooling, rows, places, memory, len(entries))
         else:
             pooled = [torch.empty(0)] * len(self._embedding_names)
             device = torch.device("cpu")
-            for entries, pooling, rows, places in looked_up:
+            for entries, pooling, rows, places, memory in looked_up:
                 device = rows.device
-                bags = self._bags(entries, jagged, pooling, rows, places)
+                bags = self._bags(entries, jagged, pooling, rows, places, memory)
                 parts = bags.split([jagged[entry.feature].lengths().numel() for entry in entries])
                 for entry, part in zip(entries, parts):
                     pooled[entry.number] = part
             values = process_pooled_embeddings(pooled, on_device(device, inverse))
         return self._pooled(values)
 
-    def rows_of_single_ids(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor] | None:
-        """(fetched rows, float32 [U, D], places in the rows, int64 [B * F], sample after sample).
+    def rows_of_single_ids(
+        self, features: KeyedJaggedTensor
+    ) -> tuple[Tensor, Tensor, Memory] | None:
+        """Fetched rows, their places, and the memory for their gradients.
+
+        Rows are float32 [U, D], places int64 [B * F], sample after sample.
 
         Returns `None` without a session or samples, if a bag has no id or several, if bags have
         weights or inverse indices, or if the rows of the tables are not fetched together.
@@ -221,8 +234,9 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         looked_up = self._looked_up(features, jagged)
         if not self._in_one_piece(looked_up, jagged):
             return None
-        ((entries, _, rows, places),) = looked_up
-        return rows, on_device(rows.device, places.view(len(entries), -1).t().reshape(-1))
+        ((entries, _, rows, places, memory),) = looked_up
+        by_sample = places.view(len(entries), -1).t().reshape(-1)
+        return rows, on_device(rows.device, by_sample), memory
 
     def _has_single_ids(self, kjt: KeyedJaggedTensor, jagged: dict[str, JaggedTensor]) -> bool:
         """Whether every bag looked up by the collection has a single id."""
@@ -252,6 +266,7 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         pooling: str,
         rows: Tensor,
         places: Tensor,
+        memory: Memory,
         features: int = 1,
     ) -> Tensor:
         """The bags of a group, feature after feature; side by side if `features` is the count."""
@@ -264,6 +279,7 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
             pooling,
             None if weights is None else torch.cat(weights),
             features,
+            memory,
         )
 
 
@@ -321,9 +337,10 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
             }
         jagged = on_cpu(kjt).to_dict()
         found: dict[str, JaggedTensor] = {}
-        for entries, _, rows, places in self._looked_up(features, jagged):
+        for entries, _, rows, places, memory in self._looked_up(features, jagged):
             members = [jagged[entry.feature] for entry in entries]
-            parts = spread(rows, places.split([member.values().numel() for member in members]))
+            counts = [member.values().numel() for member in members]
+            parts = spread(rows, places.split(counts), memory)
             for entry, member, values in zip(entries, members, parts):
                 found[names[entry.number]] = JaggedTensor(
                     values=values,

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from ecrm.kernels.scatter_add import scatter_add
+from ecrm.ops import Memory, no_memory, unshared
 from ecrm.transport.gpu_copies import on_device, on_host
 
 
@@ -30,6 +31,7 @@ def pool(
     mode: str,
     weights: Tensor | None = None,
     features: int = 1,
+    memory: Memory = no_memory,
 ) -> Tensor:
     """Sums or means of bags of rows, float32 [B, D]; an empty bag gives zeros.
 
@@ -39,13 +41,20 @@ def pool(
 
     The bags of several `features` follow each other, B / features for each feature. The bags of a
     sample then come out side by side: float32 [B / features, features * D].
+
+    Backward takes the memory for the gradients of the rows from `memory`.
     """
-    return _pool(rows, places, lengths, mode, weights, features)
+    return _pool(rows, places, lengths, mode, weights, features, memory)
 
 
-def spread(rows: Tensor, places: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Copies of rows, [U, D]: a tensor [n, D] for each of the `places`, int64 [n]."""
-    return _spread(rows, *places)
+def spread(
+    rows: Tensor, places: Sequence[Tensor], memory: Memory = no_memory
+) -> tuple[Tensor, ...]:
+    """Copies of rows, [U, D]: a tensor [n, D] for each of the `places`, int64 [n].
+
+    Backward takes the memory for the gradients of the rows from `memory`.
+    """
+    return _spread(rows, memory, *places)
 
 
 class _Pool(torch.autograd.Function):
@@ -58,9 +67,10 @@ class _Pool(torch.autograd.Function):
         mode: str,
         weights: Tensor | None,
         features: int,
+        memory: Memory,
     ) -> Tensor:
         ctx.save_for_backward(rows, places, lengths, weights)
-        ctx.mode, ctx.features = mode, features
+        ctx.mode, ctx.features, ctx.memory = mode, features, memory
         if features > 1:
             order = _by_sample(torch.arange(lengths.numel(), dtype=torch.int32), features)
             lengths, places, weights = torch.ops.fbgemm.permute_1D_sparse_data(
@@ -92,14 +102,14 @@ class _Pool(torch.autograd.Function):
             counts[numbers] = lengths.clamp(min=1)
             gradients = gradients / on_device(rows.device, counts.unsqueeze(1))
         if weights is None:
-            of_rows = _summed(rows, [(places, gradients, bags)])
+            of_rows = _summed(rows, [(places, gradients, bags)], ctx.memory)
         else:
             of_uses = gradients.index_select(0, bags)
             if ctx.needs_input_grad[4]:
                 (of_weights,) = on_host((rows.index_select(0, places) * of_uses).sum(1))
             weighted = of_uses * on_device(rows.device, weights.unsqueeze(1))
-            of_rows = _summed(rows, [(places, weighted, None)])
-        return of_rows, None, None, None, of_weights, None
+            of_rows = _summed(rows, [(places, weighted, None)], ctx.memory)
+        return of_rows, None, None, None, of_weights, None, None
 
 
 def _of_bags(gradients: Tensor, features: int, dim: int) -> tuple[Tensor, Tensor]:
@@ -126,9 +136,10 @@ def _by_sample(of_bags: Tensor, features: int) -> Tensor:
 
 class _Spread(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, rows: Tensor, memory: Memory, *places: Tensor) -> tuple[Tensor, ...]:
         places = tuple(on_device(rows.device, part) for part in places)
         ctx.save_for_backward(rows, *places)
+        ctx.memory = memory
         return tuple(rows.index_select(0, part) for part in places)
 
     @staticmethod
@@ -136,12 +147,16 @@ class _Spread(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, *places = ctx.saved_tensors
         uses = [(of_part, part.contiguous(), None) for of_part, part in zip(places, gradients)]
-        return _summed(rows, uses), *[None] * len(gradients)
+        return _summed(rows, uses, ctx.memory), None, *[None] * len(gradients)
 
 
-def _summed(rows: Tensor, uses: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> Tensor:
+def _summed(
+    rows: Tensor, uses: Iterable[tuple[Tensor, Tensor, Tensor | None]], memory: Memory
+) -> Tensor:
     """Sums of rows, like `rows`, [U, D]; `uses` are (places, values, picked) for `scatter_add`."""
-    sums = torch.empty(rows.shape, device=rows.device)
+    sums = unshared(memory)
+    if sums is None:
+        sums = torch.empty(rows.shape, device=rows.device)
     seen = torch.zeros(len(rows), dtype=torch.uint8, device=rows.device)
     for places, values, picked in uses:
         scatter_add(sums, places, values, picked=picked, seen=seen)
@@ -153,5 +168,5 @@ def _summed(rows: Tensor, uses: Iterable[tuple[Tensor, Tensor, Tensor | None]]) 
     return sums
 
 
-_pool: Callable[[Tensor, Tensor, Tensor, str, Tensor | None, int], Tensor] = _Pool.apply
+_pool: Callable[[Tensor, Tensor, Tensor, str, Tensor | None, int, Memory], Tensor] = _Pool.apply
 _spread: Callable[..., tuple[Tensor, ...]] = _Spread.apply

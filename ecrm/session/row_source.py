@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -17,10 +17,19 @@ class FetchedRows:
 
     `leaves[space]` are float32 [U, dim], the values of `batch.rows[space]`. In training the leaves
     require gradients, and backward leaves the gradients of the rows in the leaves.
+
+    `memory` is for the gradients, float32 [U, dim], by row space, each to be taken once. So a
+    gradient need not be copied into the memory sent to servers. The memory is gone once the slot is
+    over, so that a late backward changes no gradient under way.
     """
 
     leaves: Sequence[Tensor]
     batch: BatchRows
+    memory: dict[int, Tensor] = field(default_factory=dict)
+
+    def take_memory(self, space: int) -> Tensor | None:
+        """Memory for the gradients of a row space; `None` if taken, or without any."""
+        return self.memory.pop(space, None)
 
 
 class RowSource:

@@ -15,6 +15,7 @@ from ecrm.base.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import BATCH, Place
 from ecrm.errors import ChangedDataError, UsageError
+from ecrm.kernels.divide import divide
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.unseen_state import (
@@ -254,7 +255,15 @@ class SlotWork:
         self._engine.enter("forward")
         self._replica.begin_slot(part.slot)
         seed_slot(self._seed, part.step, part.slot)
-        self._source.current = FetchedRows(self._leaves, part.batch.rows)
+        self._close_source()
+        buffers = [
+            self._engine.gradient_buffer(part.slot, space, len(leaf))
+            for space, leaf in enumerate(self._leaves)
+        ]
+        memory = {
+            space: buffer for space, buffer in enumerate(buffers) if self._leaves[space].is_cpu
+        }
+        self._source.current = FetchedRows(self._leaves, part.batch.rows, memory)
         self._logged, self._skipped, self._stops = {}, False, False
         self._watch.begin(self._replica, part.step)
         self._scaler_calls = self._replica.scaler_calls
@@ -352,7 +361,8 @@ class SlotWork:
         """
         self._doing("")
         note = json.dumps(self._logged)
-        self._source.current = self._logged = None
+        self._close_source()
+        self._logged = None
         self._check(part)
         if self._skipped:
             self._replica.begin_slot(part.slot)  # drops the results of the slot
@@ -360,11 +370,13 @@ class SlotWork:
                 leaf.grad = None
         slots = self._batches.slots
         share = (len(slots) if self._averages else 1) * self._replica.loss_scale
-        gradients, contribution = (
-            self._gradients(part.slot, share),
-            self._replica.contribution(share),
-        )
-        trouble, leads = self._trouble(gradients, contribution), part.slot == slots[0]
+        gradients, known = self._gradients(part.slot, share)
+        contribution = self._replica.contribution(share)  # ends copies begun from a GPU
+        finite = [
+            _finite(each) if good is None else good
+            for good, each in zip(known, gradients, strict=True)
+        ]
+        trouble, leads = self._trouble(finite, contribution), part.slot == slots[0]
         after = self._batches.after(part.step, part.slot) if goes_on else None
         stream = None if after is None else _bytes(after)
         ends_at = part.step + 1 if self._stops else -1
@@ -378,6 +390,12 @@ class SlotWork:
             sits_out=self._skipped,
             stops=self._stops,
         )
+
+    def _close_source(self) -> None:
+        """Have no rows fetched from now on, and no memory for a late backward."""
+        if self._source.current is not None:
+            self._source.current.memory.clear()
+        self._source.current = None
 
     def absent(self, part: SlotStep[SessionBatch]) -> SlotResult:
         """The result of a slot without a batch."""
@@ -419,13 +437,16 @@ class SlotWork:
         if self._told <= MOST_TOLD:
             say(f"{line}{'; no further lines like this' if self._told == MOST_TOLD else ''}")
 
-    def _trouble(self, gradients: Sequence[Tensor], contribution: Tensor) -> str:
-        """A nonfinite divided gradient or a bad loss scale, in words; "" without trouble."""
+    def _trouble(self, finite: Sequence[bool], contribution: Tensor) -> str:
+        """A nonfinite divided gradient or a bad loss scale, in words; "" without trouble.
+
+        `finite`: whether the gradients of the rows are, by row space.
+        """
         scale = self._replica.loss_scale
         if not scale or not math.isfinite(scale):
             return f"{NO_SCALE} {scale}"
-        for space, share in zip(self._engine.state.spaces, gradients, strict=True):
-            if not _finite(share):
+        for space, good in zip(self._engine.state.spaces, finite, strict=True):
+            if not good:
                 return f"in the gradients of rows of {space.tables[0].name} or tables like it"
         if not _finite(contribution):
             for name, gradient in self._replica.parts_of(contribution):
@@ -433,22 +454,28 @@ class SlotWork:
                     return f"in the gradient of {name}"
         return ""
 
-    def _gradients(self, slot: int, divisor: float) -> list[Tensor]:
+    def _gradients(self, slot: int, divisor: float) -> tuple[list[Tensor], list[bool | None]]:
         """The slot's share of the rows' gradients, by row space, in memory for sending.
 
-        Copies from a GPU may be under way, and are complete once the replica's contribution is.
+        Also returns whether each share is finite. `None` stands for a copy from a GPU, complete
+        once the replica's contribution is. A gradient that backward left in that memory is divided
+        in place.
         """
-        shares = []
+        shares: list[Tensor] = []
+        finite: list[bool | None] = []
         for space, leaf in enumerate(self._leaves):
             share = self._engine.gradient_buffer(slot, space, len(leaf))
             if leaf.grad is None:
                 share.zero_()
+                finite.append(True)
             elif leaf.grad.is_cpu:
-                torch.div(leaf.grad, divisor, out=share)
+                finite.append(divide(leaf.grad.contiguous(), divisor, share))
             else:
                 coming(leaf.grad / divisor, share)
+                finite.append(None)
+            leaf.grad = None  # a late backward adds to no gradient under way
             shares.append(share)
-        return shares
+        return shares, finite
 
 
 def replica_of(engine: Engine) -> ModuleReplica:

@@ -6,13 +6,32 @@
 
 namespace ecrm {
 
-struct Entry {
-  uint64_t key;
-  uint32_t place;
-};
-
 constexpr int kDigitBits = 11;
 constexpr int kDigits = 1 << kDigitBits;
+
+static int bits_of(uint64_t x) { return x == 0 ? 0 : 64 - __builtin_clzll(x); }
+
+// A key and its place in one word: half the bytes to sort, for all keys that leave room for places.
+struct InOneWord {
+  using Entry = uint64_t;
+  int place_bits;
+  Entry entry(uint64_t key, uint64_t place) const { return key << place_bits | place; }
+  uint64_t key(Entry of) const { return of >> place_bits; }
+  int first_bit() const { return place_bits; }
+  static uint64_t sorted_by(Entry of) { return of; }
+  uint64_t place(Entry of) const { return of & ((uint64_t{1} << place_bits) - 1); }
+};
+
+struct InTwoWords {
+  struct Entry {
+    uint64_t key, place;
+  };
+  Entry entry(uint64_t key, uint64_t place) const { return {key, place}; }
+  uint64_t key(const Entry& of) const { return of.key; }
+  int first_bit() const { return 0; }
+  static uint64_t sorted_by(const Entry& of) { return of.key; }
+  uint64_t place(const Entry& of) const { return of.place; }
+};
 
 // x / divisor and what is left, without a division where the divisor is a power of two: on row
 // numbers that is most of the work.
@@ -24,15 +43,40 @@ struct Divider {
 };
 
 // Sorts by key, the least significant digit first, up to the most significant of the largest key.
-static void sort_by_key(std::vector<Entry>& entries, uint64_t largest) {
-  std::vector<Entry> other(entries.size());
+template <typename Form>
+static void sort_by_key(std::vector<typename Form::Entry>& entries, uint64_t largest, Form form) {
+  std::vector<typename Form::Entry> other(entries.size());
   for (int shift = 0; shift < 64 && largest >> shift != 0; shift += kDigitBits) {
-    size_t begin[kDigits + 1] = {};
-    for (const Entry& entry : entries) ++begin[(entry.key >> shift & (kDigits - 1)) + 1];
+    const int low = form.first_bit() + shift;
+    uint32_t begin[kDigits + 1] = {};
+    for (const auto& entry : entries) ++begin[(Form::sorted_by(entry) >> low & (kDigits - 1)) + 1];
     for (int digit = 0; digit < kDigits; ++digit) begin[digit + 1] += begin[digit];
-    for (const Entry& entry : entries) other[begin[entry.key >> shift & (kDigits - 1)]++] = entry;
+    for (const auto& entry : entries)
+      other[begin[Form::sorted_by(entry) >> low & (kDigits - 1)]++] = entry;
     entries.swap(other);
   }
+}
+
+// As ecrm_unique_by_unit, with a bound of the keys.
+template <typename Form>
+static int64_t unique_by_unit(const int64_t* rows, int64_t n, const Divider& divider,
+                              uint64_t span, uint64_t largest, int64_t* unique, int64_t* places,
+                              Form form) {
+  std::vector<typename Form::Entry> entries(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t row = static_cast<uint64_t>(rows[i]), period = divider.quotient(row);
+    entries[i] = form.entry((row - period * divider.by) * span + period, static_cast<uint64_t>(i));
+  }
+  sort_by_key(entries, largest, form);
+  int64_t count = 0;
+  uint64_t before = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t key = form.key(entries[i]), place = form.place(entries[i]);
+    if (i == 0 || key != before) unique[count++] = rows[place];
+    places[place] = count - 1;
+    before = key;
+  }
+  return count;
 }
 
 }  // namespace ecrm
@@ -46,22 +90,11 @@ ECRM_ENTRY int64_t ecrm_unique_by_unit(const int64_t* rows, int64_t n, int64_t u
   const Divider divider(static_cast<uint64_t>(units));
   const uint64_t span =
       divider.quotient(static_cast<uint64_t>(*std::max_element(rows, rows + n))) + 1;
-  std::vector<Entry> entries(static_cast<size_t>(n));
-  uint64_t largest = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const uint64_t row = static_cast<uint64_t>(rows[i]), period = divider.quotient(row);
-    const uint64_t key = (row - period * divider.by) * span + period;
-    entries[i] = {key, static_cast<uint32_t>(i)};
-    largest = std::max(largest, key);
-  }
-  sort_by_key(entries, largest);
-  int64_t count = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const Entry& entry = entries[i];
-    if (i == 0 || entry.key != entries[i - 1].key) unique[count++] = rows[entry.place];
-    places[entry.place] = count - 1;
-  }
-  return count;
+  const uint64_t largest = divider.by * span - 1;
+  const int place_bits = bits_of(static_cast<uint64_t>(n - 1));
+  if (bits_of(largest) + place_bits <= 64)
+    return unique_by_unit(rows, n, divider, span, largest, unique, places, InOneWord{place_bits});
+  return unique_by_unit(rows, n, divider, span, largest, unique, places, InTwoWords{});
 }
 
 // Writes rows[i] / units to periods and how many rows are of each unit to counts; returns whether

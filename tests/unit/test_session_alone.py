@@ -29,6 +29,7 @@ from ecrm.engine.table_digest import gather_rows
 from ecrm.errors import DataError, EcrmError, NotFinite, UsageError
 from ecrm.session import save
 from ecrm.session.alone import PROCESSES
+from ecrm.session.row_source import FetchedRows
 from ecrm.storage.base import Store
 from ecrm.transport.alone import LoneTransport
 from ecrm.transport.message import Picked
@@ -261,12 +262,15 @@ def ids(step: int, slot: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["a"], torch.tensor([step % 9, slot]), lengths=torch.tensor([1, 1]))
 
 
-def begun(model: nn.Module, scaler: torch.amp.GradScaler | None = None) -> ecrm.Session:
+def begun(
+    model: nn.Module, scaler: torch.amp.GradScaler | None = None, **options: Any
+) -> ecrm.Session:
     return ecrm.Session(
         model,
         slots=2,
         dense_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         grad_scaler=scaler,
+        **options,
     )
 
 
@@ -686,3 +690,67 @@ def test_a_table_that_has_grown_keeps_its_old_rows(tmp_path, capsys):
     assert torch.equal(added[name][kept], old[name][kept])
     with pytest.raises(UsageError, match="9 x 4 float32 there, 5 x 4 float32 here"):
         trained(with_rows(5), tmp_path / "m.pt", strict=False)
+
+
+def one_backward(session: ecrm.Session, kjt: KeyedJaggedTensor, before: list[Tensor]) -> None:
+    score(session.model, kjt).square().mean().backward()
+
+
+def two_losses(session: ecrm.Session, kjt: KeyedJaggedTensor, before: list[Tensor]) -> None:
+    score(session.model, kjt).square().mean().backward()
+    score(session.model, kjt).mean().backward()
+
+
+def two_looks(session: ecrm.Session, kjt: KeyedJaggedTensor, before: list[Tensor]) -> None:
+    (score(session.model, kjt) * score(session.model, kjt)).mean().backward()
+
+
+def one_graph_twice(session: ecrm.Session, kjt: KeyedJaggedTensor, before: list[Tensor]) -> None:
+    loss = score(session.model, kjt).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def a_penalty_first(session: ecrm.Session, kjt: KeyedJaggedTensor, before: list[Tensor]) -> None:
+    loss = score(session.model, kjt).square().mean()
+    torch.autograd.grad(loss, session.model["over"].weight, retain_graph=True)
+    loss.backward()
+
+
+def the_slot_before(session: ecrm.Session, kjt: KeyedJaggedTensor, before: list[Tensor]) -> None:
+    """A graph of the slot before, whose memory is on its way to servers, is gone back through."""
+    loss = score(session.model, kjt).square().mean()
+    loss.backward(retain_graph=True)
+    if before:
+        (before.pop() * 9).backward()
+    else:
+        before.append(loss)
+
+
+BACKWARDS = [
+    one_backward,
+    two_losses,
+    two_looks,
+    one_graph_twice,
+    a_penalty_first,
+    the_slot_before,
+]
+
+
+@pytest.mark.parametrize("backwards", BACKWARDS)
+def test_gradients_in_the_memory_for_sending_are_those_in_other_memory(backwards, monkeypatch):
+    def trained() -> tuple[dict[str, Tensor], int]:
+        session, before, taken = begun(small(), check_determinism=0), [], 0
+        for kjt in session.steps(ids, 3):
+            backwards(session, kjt, before)
+            (leaf,) = session.model["bags"]._source.current.leaves
+            place = session.engine.gradient_buffer(session.engine.slots[0], 0, len(leaf))
+            other = session.engine.gradient_buffer(session.engine.slots[1], 0, len(leaf))
+            taken += leaf.grad.data_ptr() in (place.data_ptr(), other.data_ptr())
+        return state_of(session, Store.lookup), taken
+
+    direct, taken = trained()
+    assert taken == (0 if backwards is two_looks else 6)
+    monkeypatch.setattr(FetchedRows, "take_memory", lambda rows, space: None)
+    copied, taken = trained()
+    assert not taken and all(torch.equal(direct[name], copied[name]) for name in copied)

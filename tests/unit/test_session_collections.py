@@ -183,7 +183,7 @@ def test_one_operation_per_row_space_and_pooling(monkeypatch):
 
     calls, real = [], collections_module.pool
     monkeypatch.setattr(
-        collections_module, "pool", lambda *given: calls.append(given[3:]) or real(*given)
+        collections_module, "pool", lambda *given: calls.append(given[3:6]) or real(*given)
     )
     tables = [
         EmbeddingBagConfig(
