@@ -344,6 +344,12 @@ SUMMARY: Mapping[str, Field] = {
         },
     ),
     "kernels_ran": Field("object", "backend that each kernel ran on, over all ranks"),
+    "sessions": Field(
+        "integer",
+        "of a script: the number of its sessions, in the summary of the last session",
+        null=True,
+        optional=True,
+    ),
     "ended_early": Field(
         "object",
         "why training ended before the last step",

@@ -81,7 +81,8 @@ class EngineState:
         self.rebuild_left: dict[int, int] = {}
         self.repaired: RepairReport | None = None  # since the last commit
         self.reshape: Reshape | None = None  # the layout to adopt at the next commit
-        self.reshape_considered = view.epoch
+        # a run that begins without ranks of the run before may have stripe members on one rank
+        self.reshape_considered: int = -1 if view.epoch else 0
         # whether the last commit corrected rows after the read for the next step
         self.put_right = False
         self.peak_undo_bytes = 0

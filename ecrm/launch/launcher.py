@@ -38,7 +38,7 @@ from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
 from ecrm.run.plan import Start, kept_by, plan_start
 from ecrm.run.reading import read_own
 from ecrm.run.run_lock import check_run_dir, is_empty, make_run_dir, remove_empty
-from ecrm.run.session_folders import newest_session
+from ecrm.run.session_folders import last_summary, session_folders
 
 
 class RunFailed(EcrmError):
@@ -206,19 +206,18 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
     host, and the error gives the reason (again). The error of a run stopped on request counts as
     `told`, since the run has reported the stop.
     """
-    last = newest_session(folder)
-    summary = read_own(last / "summary.json", ending.launch)
+    sessions = session_folders(folder)
+    summaries = [read_own(each / "summary.json", ending.launch) for each in sessions]
     # a session that was to end for the next session may have been stopped itself
-    stopped_in = next(
-        (each for each in (last, folder) if read_own(each / "stopped.json", ending.launch)), last
-    )
-    stopped = read_own(stopped_in / "stopped.json", ending.launch)
-    if why := summary.get("checkpoint_failed") or stopped.get("checkpoint_failed"):
-        raise RunFailed(
-            f"the model is not kept: no checkpoint of the last step: {why}",
-            NotKept.exit_code,
-        )
-    if summary.get("completed") is True:
+    stops = [(each, read_own(each / "stopped.json", ending.launch)) for each in sessions]
+    stopped_in, stopped = next(((each, said) for each, said in stops[::-1] if said), stops[-1])
+    for said in (*summaries, stopped):
+        if why := said.get("checkpoint_failed"):
+            raise RunFailed(
+                f"the model is not kept: no checkpoint of the last step: {why}",
+                NotKept.exit_code,
+            )
+    if last_summary(summaries).get("completed") is True:
         return
     failure = read_own(folder / "failure.json", ending.launch)
     left = os.path.isdir(folder)

@@ -69,6 +69,8 @@ class Standing:
         self.open_end = event.get("open_end", False)
         if self.script or not self.steps:  # a script may train several models, one by one
             self.steps = event["config"]["train"]["steps"]
+        self.rebuilding.clear()
+        self.rebuilt, self.logged = 1.0, {}
         self._goes_on_from(event.get("resumed", {}).get("step", 0), event["time"])
 
     def _progress(self, event: Event) -> None:

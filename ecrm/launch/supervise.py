@@ -21,7 +21,7 @@ from ecrm.launch.environment import SESSION_BASE, mpirun_environment
 from ecrm.launch.watch import Watch
 from ecrm.process.linux import session_members, shared_segments, when_parent_ends
 from ecrm.run.reading import LAUNCH, read_own
-from ecrm.run.session_folders import newest_session
+from ecrm.run.session_folders import last_summary, session_folders
 
 STOP_SECONDS = 10.0
 
@@ -34,7 +34,7 @@ ASKS_RANKS = {
     signal.SIGHUP: signal.SIGUSR2,
 }
 
-LAST_FILES = ("summary.json", "stopped.json", "failure.json")
+ENDED_BADLY = ("stopped.json", "failure.json")
 # from the run's own last file to SIGKILL: mpirun may wait for ever for a stopped rank
 LINGER_SECONDS = 20.0
 # mpirun without a process of its own may wait for ever for itself (seen once, at the start)
@@ -154,16 +154,20 @@ def _wait(
             return ""
         if ranks is not None and ranks.gone():
             return f"mpirun had no rank for {RANKLESS_SECONDS:g} s, and was killed: start it again"
-        last = newest_session(run_dir)
-        if deadline == float("inf") and (
-            any(read_own(last / name, launch) for name in LAST_FILES)
-            or any(read_own(run_dir / name, launch) for name in LAST_FILES[1:])
-        ):
+        if deadline == float("inf") and _has_ended(run_dir, launch):
             deadline = time.monotonic() + LINGER_SECONDS
         watch.look(stopping=forwarded)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
     return ""
+
+
+def _has_ended(run_dir: Path, launch: str | None) -> bool:
+    """Whether the files of a run say that it has ended, well or not."""
+    sessions = session_folders(run_dir)
+    if last_summary([read_own(each / "summary.json", launch) for each in sessions]):
+        return True
+    return any(read_own(each / name, launch) for each in sessions for name in ENDED_BADLY)
 
 
 def _kill_all(process: subprocess.Popen[str], run_dir: Path, launch: str | None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ecrm.launch.run_status import Standing
 from ecrm.launch.scalars import Scalars
 from ecrm.run.reading import Event, EventTail, read_own
-from ecrm.run.session_folders import newest_session
+from ecrm.run.session_folders import last_summary, session_folder, session_folders
 
 if TYPE_CHECKING:
     from ecrm.launch.screen import Screen
@@ -53,7 +53,8 @@ class Watch:
         screen: Screen | None = None,
     ) -> None:
         self._followers_of, self._screen, self._run_dir = followers_of, screen, run_dir
-        self._follow(newest_session(run_dir))
+        self._tails: list[EventTail] = []
+        self._session, self._followers = 0, followers_of(run_dir)
         self._errors: threading.Thread | None = None
         self.streams: dict[str, Any] = {
             "stderr": subprocess.PIPE,
@@ -65,7 +66,8 @@ class Watch:
 
     def began(self, process: subprocess.Popen[str], launch: str | None = None) -> None:
         """Begin to watch an mpirun just started; `launch` is the name of its launch."""
-        self._tail.new_events()
+        for tail in self._tails_now():
+            tail.new_events()
 
         def means_nothing(line: str) -> bool:
             return LATE_NEWS.fullmatch(line) is not None and self._is_complete(launch)
@@ -78,30 +80,33 @@ class Watch:
             self._errors.start()
 
     def _is_complete(self, launch: str | None) -> bool:
-        summary = read_own(newest_session(self._run_dir) / "summary.json", launch)
+        folders = session_folders(self._run_dir)
+        summary = last_summary([read_own(each / "summary.json", launch) for each in folders])
         return summary.get("completed") is True and not summary.get("checkpoint_failed")
 
-    def _follow(self, folder: Path) -> None:
-        """Pass on the events of a session from now on."""
-        self._folder, self._tail = folder, EventTail(folder / "events.jsonl")
-        self._followers = self._followers_of(folder)
+    def _tails_now(self) -> list[EventTail]:
+        """The tails of the events of all sessions."""
+        for folder in session_folders(self._run_dir)[len(self._tails) :]:
+            self._tails.append(EventTail(folder / "events.jsonl"))
+        return self._tails
 
     def look(self, stopping: bool = False) -> None:
-        self._pass_on_events()
-        if self._folder != (newest := newest_session(self._run_dir)):
-            self._pass_on_events()  # the last events of the session before
-            for follower in self._followers:
-                follower.close()
-            self._follow(newest)
-            self._pass_on_events()
+        if self._followers:
+            for number, tail in enumerate(self._tails_now()):
+                if number >= self._session and (events := tail.new_events()):
+                    self._pass_on(number, events)
         if self._screen is not None:
             self._screen.draw(stopping)
 
-    def _pass_on_events(self) -> None:
-        if self._followers:
-            events = self._tail.new_events()
+    def _pass_on(self, session: int, events: Sequence[Event]) -> None:
+        """Pass on events of a session; the sessions before are over once the session has events."""
+        if session > self._session:
             for follower in self._followers:
-                follower.take(events)
+                follower.close()
+            self._session = session
+            self._followers = self._followers_of(session_folder(self._run_dir, session + 1))
+        for follower in self._followers:
+            follower.take(events)
 
     def ended(self) -> None:
         self.look()

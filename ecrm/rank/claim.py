@@ -12,10 +12,10 @@ from ecrm.checkpoint.mapped_folder import hold, leave_link, make_folder
 from ecrm.checkpoint.trained import Trained
 from ecrm.config.check import NEED_CHECKPOINTS
 from ecrm.config.schema import Config
-from ecrm.errors import Unrecoverable, UsageError
+from ecrm.errors import UsageError
 from ecrm.faults.kill import Kill
 from ecrm.process.preflight import host_name
-from ecrm.rank.collective_check import collective_check, own_folder, share_json
+from ecrm.rank.collective_check import collective_check, on_one_rank, own_folder
 from ecrm.rank.durable_state import DurableState, durable_state
 from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
 from ecrm.run.plan import Start, plan_start
@@ -146,11 +146,9 @@ def _earlier_start(
     Returns the folder to go on from, whether the run is complete, and how the earlier start ended.
     Removes files left half-written by the earlier start.
     """
-    first, run_dir = transport.rank == transport.live[0], folder.path
+    run_dir = folder.path
 
-    def decide() -> list[Any] | None:
-        if not first:
-            return None
+    def decide() -> list[Any]:
         found = look(run_dir, AUTO_RESUME, mine=True)
         assert run_dir is not None  # `look` refuses to go on without a folder
         check_same(run_dir, trained.about())
@@ -160,15 +158,7 @@ def _earlier_start(
         ended = "" if complete else tidy(run_dir)
         return [str(found.resume or ""), complete, ended, len(folder.all_events())]
 
-    mine = collective_check(transport, decide)
-    said = [entry for _, entry in sorted(share_json(transport, mine).items()) if entry is not None]
-    if not said:
-        error = Unrecoverable(
-            f"a rank died before it had looked into {run_dir}: start the run again"
-        )
-        error.speaker = transport.live[0]
-        raise error
-    resume, complete, ended, folder.earlier = said[0]
+    resume, complete, ended, folder.earlier = on_one_rank(transport, decide)
     return Path(resume) if resume else None, complete, ended
 
 

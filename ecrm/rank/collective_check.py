@@ -74,11 +74,17 @@ def collective_check(transport: Transport, action: Callable[[], Any]) -> Any:
 def on_one_rank(transport: Transport, action: Callable[[], Any]) -> Any:
     """Collective: the return value of `action` on the lowest rank, a JSON value.
 
-    `action` must not raise. If the lowest rank dies meanwhile, the next rank runs `action` again.
+    If the lowest rank dies meanwhile, the next rank runs `action` again. Raises an error of
+    `action` on every rank, as `collective_check` does.
     """
     while True:
         first = transport.live[0]
-        said = share_json(transport, action() if transport.rank == first else None)
+
+        def act(taker: int = first) -> Any:
+            return action() if transport.rank == taker else None
+
+        mine = collective_check(transport, act)
+        said = share_json(transport, mine)
         if first in said:
             return said[first]
 
@@ -91,26 +97,28 @@ def own_folder(
     Returns this rank's lock on the folder, and the ranks with a different folder under the same
     name.
 
-    `check` is called by the rank taking the folder, before other ranks join. Raises UsageError on
-    every rank if another run holds the folder, Unrecoverable if the taking rank has died meanwhile.
+    `check` is called by the rank taking the folder, before other ranks join. If the taking rank
+    dies before it has the folder, the next rank takes the folder. Raises UsageError on every rank
+    if another run holds the folder.
     """
-    lock, first = collective_check(transport, lambda: RunLock(folder, host)), transport.live[0]
+    lock = collective_check(transport, lambda: RunLock(folder, host))
+    while True:
+        first = transport.live[0]
 
-    def take() -> None:
-        if transport.rank == first:
-            lock.take()
-            check()
+        def take(taker: int = first) -> None:
+            if transport.rank == taker:
+                lock.take()
+                check()
 
-    collective_check(transport, take)
-    collective_check(transport, lock.join)
-    sees = share_json(transport, lock.is_mine)
-    if not any(sees.values()):
-        error = Unrecoverable(
-            f"rank {first} died before it had taken {folder} for this run: start the run again"
-        )
-        error.speaker = min(sees)
-        raise error
-    return lock, [rank for rank, seen in sees.items() if not seen]
+        collective_check(transport, take)
+        collective_check(transport, lock.join)
+        sees = share_json(transport, lock.is_mine)
+        if any(sees.values()):
+            return lock, [rank for rank, seen in sees.items() if not seen]
+        if first in sees:
+            error = Unrecoverable(f"rank {first} has taken {folder}, and finds it taken by no run")
+            error.speaker = min(sees)
+            raise error
 
 
 def introduce(transport: Transport, host: str) -> list[int]:

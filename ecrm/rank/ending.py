@@ -181,9 +181,7 @@ class Ending:
         tables = table_digests(engine, engine.view.reporter)
         memory = engine.state.memory()
         self._add_resident(memory, resident)
-        traffic = gather_traffic(
-            engine.state.transport, self._record.traffic.sent, self._written_bytes
-        )
+        traffic = gather_traffic(engine.state.transport, self._record.traffic, self._written_bytes)
         if engine.rank != engine.view.reporter:
             return None
         seconds = self._training_seconds

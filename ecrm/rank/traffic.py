@@ -12,14 +12,16 @@ from ecrm.transport.base import Transport
 class Traffic:
     """Counts how a transport's `sent_bytes` grow from phase to phase.
 
-    Bytes sent before the first phase count as `start`.
+    Bytes sent from now to the first phase count as `start`. A run before, on the same transport,
+    does not count.
 
     A step begins with the phase `input`. Until the next `input`, all bytes sent by an evaluation or
     the end of the run count as `evaluate` or `finish`, although both look up rows as a step does.
     """
 
     def __init__(self, transport: Transport) -> None:
-        self._transport, self._phase, self._counted = transport, "start", 0
+        self._transport, self._phase = transport, "start"
+        self._counted, self._shared_before = transport.sent_bytes, _shared_bytes(transport)
         self._outside: str | None = None
         self._sent: Counter[str] = Counter()
 
@@ -42,19 +44,27 @@ class Traffic:
         self._begin(self._phase)
         return {name: count for name, count in self._sent.items() if count}
 
+    @property
+    def shared(self) -> int:
+        """The part of the sent bytes passed through shared memory."""
+        return _shared_bytes(self._transport) - self._shared_before
 
-def gather(transport: Transport, sent: dict[str, int], written: int) -> list[dict[str, Any]]:
+
+def _shared_bytes(transport: Transport) -> int:
+    return 0 if transport.shared_memory is None else transport.shared_memory.shared_bytes
+
+
+def gather(transport: Transport, traffic: Traffic, written: int) -> list[dict[str, Any]]:
     """Collective: bytes sent and written by every live rank, in the order of rank numbers.
 
     Of each rank {"rank", "sent", "shared", "written", "kernels"}. `shared` is the part of the sent
     bytes passed through shared memory; `kernels` is the return value of `taken`. Raises PeerFailure
     like every transport call.
     """
-    in_shared = 0 if transport.shared_memory is None else transport.shared_memory.shared_bytes
     mine = {
         "rank": transport.rank,
-        "sent": sent,
-        "shared": in_shared,
+        "sent": traffic.sent,
+        "shared": traffic.shared,
         "written": written,
         "kernels": taken(),
     }

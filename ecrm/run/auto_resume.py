@@ -22,7 +22,7 @@ from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 from ecrm.run.reading import read_json
 from ecrm.run.run_lock import LOCK, is_empty, refuse_if_held
-from ecrm.run.session_folders import newest_session
+from ecrm.run.session_folders import last_summary, session_folders
 
 AUTO_RESUME = Path("auto")
 """The value of --resume in place of a folder."""
@@ -78,8 +78,8 @@ def _look(run_dir: Path, mine: bool) -> Found:
             "start again in another folder"
         )
     # a script is through once its last session is
-    complete = read_json(newest_session(run_dir) / "summary.json").get("completed") is True
-    return Found(gone_on_from(run_dir), complete)
+    summaries = [read_json(folder / "summary.json") for folder in session_folders(run_dir)]
+    return Found(gone_on_from(run_dir), last_summary(summaries).get("completed") is True)
 
 
 def gone_on_from(run_dir: Path) -> Path | None:

@@ -5,7 +5,9 @@ Imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 _NAME = "session-{}"
 
@@ -15,9 +17,26 @@ def session_folder(run_dir: Path, number: int) -> Path:
     return run_dir if number == 1 else run_dir / _NAME.format(number)
 
 
+def session_folders(run_dir: Path) -> list[Path]:
+    """The folders of all sessions that have begun, or are about to begin, in order."""
+    folders = [session_folder(run_dir, 1)]
+    while (following := session_folder(run_dir, len(folders) + 1)).is_dir():
+        folders.append(following)
+    return folders
+
+
 def newest_session(run_dir: Path) -> Path:
     """The folder of the last session that has begun, or that is about to begin."""
-    number = 1
-    while session_folder(run_dir, number + 1).is_dir():
-        number += 1
-    return session_folder(run_dir, number)
+    return session_folders(run_dir)[-1]
+
+
+def last_summary(summaries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The summary of a script's last session, from those of all folders, {} where none is written.
+
+    A script may end before a session of an earlier start: the last summary has the field
+    `sessions`, the number of the script's sessions.
+    """
+    for number, summary in enumerate(summaries, 1):
+        if summary.get("sessions") == number:
+            return summary
+    return summaries[-1]

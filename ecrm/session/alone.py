@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Mapping
@@ -65,7 +66,13 @@ def run_alone(wanted: Wanted) -> Started:
     defaults = TrainConfig()
     prepare_torch(defaults.threads)
     run = LoneRun(wanted, defaults.log_every_steps)
-    return Started(run, logged=run.progress.logged, check_steps=wanted.check_steps)
+    return Started(
+        run, logged=run.progress.logged, check_steps=wanted.check_steps, number=next(_numbers)
+    )
+
+
+_numbers = itertools.count(1)
+"""Numbers of the sessions of this process, in the order of their beginnings."""
 
 
 def _warn(text: str) -> None:

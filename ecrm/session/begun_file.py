@@ -19,12 +19,14 @@ class BegunFile:
     """A file loaded by a run: the `named` path, and the hidden names keeping the content.
 
     Every run has a hidden second name for the file, in the same folder. `own` is the hidden name
-    of this run. `before` are the hidden names of the runs to go on from.
+    of this run. `before` are the hidden names of the runs to go on from. `opened` is the file as
+    opened by this rank.
     """
 
     named: Path
     own: Path
     before: Sequence[Path] = ()
+    opened: OpenedFile | None = None
 
     @staticmethod
     def of(path: Path, run_dir: Path, resume: Path | None) -> BegunFile:
@@ -49,7 +51,7 @@ class BegunFile:
                 return kept
         return self.named
 
-    def keep(self, target: Path, opened: OpenedFile) -> None:
+    def keep(self, target: Path) -> None:
         """Keep the opened file under the name `own` if a save at `target` is about to replace it.
 
         Raises UsageError if the second name cannot be made, as on a file system without links.
@@ -58,7 +60,7 @@ class BegunFile:
             found = os.stat(target)
         except OSError:
             return
-        if (found.st_dev, found.st_ino) != opened.known[:2]:
+        if self.opened is None or (found.st_dev, found.st_ino) != self.opened.known[:2]:
             return
         self.forget()
         try:

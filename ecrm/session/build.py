@@ -15,11 +15,12 @@ from ecrm.base.allocate import Allocate
 from ecrm.base.console import Waiting, say
 from ecrm.base.wording import counted
 from ecrm.config.schema import Config
+from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
 from ecrm.engine.sealed import meet
 from ecrm.engine.slot_faults import AFTER, UNJUDGED, Place
-from ecrm.errors import UsageError
+from ecrm.errors import EcrmError, Unrecoverable, UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import leaves
 from ecrm.placement.sparse_optimizer import SparseOptimizer
@@ -30,7 +31,7 @@ from ecrm.rank.announce import start_fields, start_in_words, tell_end
 from ecrm.rank.build_rank import Rank, build_rank
 from ecrm.rank.check_start import check_alike, check_started
 from ecrm.rank.claim import ClaimedRun, Job, claim_run
-from ecrm.rank.collective_check import collective_check, share_json
+from ecrm.rank.collective_check import collective_check, share_at_start, share_json
 from ecrm.rank.connect import Cluster, connect
 from ecrm.rank.consistency import Alike, given_of
 from ecrm.rank.ending import Ending, Record
@@ -45,7 +46,7 @@ from ecrm.run.run_lock import make_run_dir
 from ecrm.session.loading import with_digests
 from ecrm.session.log_delivery import FileMark, NoMark
 from ecrm.session.progress import SessionProgress, steps_skipped
-from ecrm.session.rank import WITHOUT_GROUPS, Part, ThisRank, this_rank
+from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, this_rank
 from ecrm.session.run import Started, Wanted, too_late
 from ecrm.session.step_loop import ended_early
 from ecrm.session.trained_module import (
@@ -82,7 +83,8 @@ def start_run(wanted: Wanted) -> Started:
     _check_no_group()
     in_vain = rank.met and rank.part is None
     if rank.part is not None:
-        _end_before(rank, rank.part)
+        _end_before(rank)
+        free_memory()
     rank.met = True
     collective_check(transport, lambda: _check_begun(in_vain))
     job = rank.job_of(rank.number)
@@ -122,7 +124,9 @@ def start_run(wanted: Wanted) -> Started:
         end = {"open_end": True} if wanted.open_end else {}
         fields = start_fields(run, cluster, built, {"script": str(rank.script.path), **end})
     built.standstill.places = whereabouts.places
-    rank_run, progress = _rank_run(rank, run, built, fields, wanted.open_end, wanted.keeps_best)
+    rank_run, progress, words = _rank_run(
+        rank, run, built, fields, wanted.open_end, wanted.keeps_best
+    )
     built.standstill.watch(built.engine)
     _tell_start(run, cluster, built, fields)
     gc.collect()
@@ -135,19 +139,22 @@ def start_run(wanted: Wanted) -> Started:
         whereabouts.be_at(place if isinstance(place, Place) else None)
         rank.calls.awaited = not (isinstance(place, Place) and place.part == AFTER)
 
-    rank.part = ScriptPart(rank_run, run.folder, built.standstill, doing)
+    rank.part = ScriptPart(rank_run, run.folder, built.standstill, doing, words, wanted.make_dense)
     typed = config.train.check_determinism
     check_steps = wanted.check_steps if typed < 0 else typed
     finite = config.train.on_nonfinite == "stop"
     mark = NoMark() if run.folder.path is None else FileMark(run.folder.path / TOLD)
-    return Started(rank_run, doing, progress.logged, check_steps, finite, mark)
+    return Started(rank_run, doing, progress.logged, check_steps, finite, mark, rank.number)
 
 
-def _end_before(rank: ThisRank, part: Part) -> None:
+def _end_before(rank: ThisRank) -> None:
     """Collective: end the run of the script's session before the one that begins.
 
-    Raises UsageError where its loop was left, and what the end of a run raises.
+    Raises UsageError where its loop was left, EcrmError where its summary cannot be written, and
+    what the end of a run raises.
     """
+    part = rank.part
+    assert part is not None
     if rank.unfinished:
         raise UsageError(rank.unfinished)
     run_dir = rank.job_of(rank.number + 1).run_dir
@@ -159,13 +166,26 @@ def _end_before(rank: ThisRank, part: Part) -> None:
                 f"cannot make {run_dir}, the folder of the next session: {error.strerror}",
                 otherwise="make room there, or give the run another folder by --run-dir",
             ) from None
-    code = part.end()
+    complete = part.end() == 0
     part.over()
-    if code:
-        raise RunStopped(code)
+    reporter = part.engine.view.reporter
+
+    def check_complete() -> None:
+        if rank.transport.rank == reporter and not complete:
+            raise EcrmError(f"session {rank.number} is not complete: cannot write summary.json")
+
+    collective_check(rank.transport, check_complete)
+    part.share_model()
+    rank.calls.awaited = False  # the start of a session takes as long as it takes
     rank.part, rank.place, rank.number = None, "", rank.number + 1
-    gc.unfreeze()  # with what belongs to that run
+
+
+def free_memory() -> None:
+    """Free the memory of an earlier session, which no variable of the script holds any more."""
+    gc.unfreeze()
     gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _gone(transport: Transport, config: Config) -> tuple[int, ...]:
@@ -198,8 +218,8 @@ def _rank_run(
     fields: dict[str, Any],
     open_end: bool,
     keeps_best: bool,
-) -> tuple[RankRun, SessionProgress]:
-    """This rank's part in the run, and the progress lines."""
+) -> tuple[RankRun, SessionProgress, LastWords]:
+    """This rank's part in the run, the progress lines, and the facts of the end."""
     engine, steps = rank.engine, run.start.steps
     every = run.config.train.log_every_steps
     progress = SessionProgress(steps, every, rank.reporter.progress, open_end)
@@ -208,15 +228,14 @@ def _rank_run(
     if keeps_best:
         inherit_best(run, rank)
     record = Record(run.folder, fields, rank.meters.traffic, rank.meters.profile)
-    ending = Ending(
-        engine, run.config, steps, record, checkpoints, progress, LastWords(engine, steps)
-    )
+    words = LastWords(engine, steps)
+    ending = Ending(engine, run.config, steps, record, checkpoints, progress, words)
     progress.restart_clock()
 
     def told(summary: dict[str, Any] | None, unkept: str) -> None:
         tell_end(run, rank, summary, unkept, _pace(summary))
 
-    return RankRun(
+    rank_run = RankRun(
         engine,
         steps,
         record,
@@ -226,7 +245,8 @@ def _rank_run(
         rank.watch,
         lambda: this.stop.received,
         told,
-    ), progress
+    )
+    return rank_run, progress, words
 
 
 def _config(job: Job, wanted: Wanted, started: int) -> Config:
@@ -413,8 +433,11 @@ class ScriptPart:
         folder: RunFolder,
         standstill: Standstill,
         doing: Callable[[Place | str], None],
+        words: LastWords,
+        make_dense: Callable[[], DenseReplica],
     ) -> None:
         self._run, self._folder, self._standstill, self._doing = run, folder, standstill, doing
+        self._words, self._make_dense = words, make_dense
         self.engine = run.engine
 
     @property
@@ -426,13 +449,39 @@ class ScriptPart:
         """End the watch for standstills: the script and the run have ended, well or badly."""
         self._standstill.end()
 
-    def end(self) -> int:
+    def share_model(self) -> None:
+        """Collective, once the run is over: give every rank the trained dense part.
+
+        Later code of the script may use the model of an earlier session, on any rank. Raises
+        Unrecoverable if all holders of the dense part have died since the end.
+        """
+        engine, transport = self.engine, self.engine.state.transport
+        while True:
+            holders = [rank for rank in engine.view.dense if rank in transport.live]
+            if not holders:
+                raise Unrecoverable(
+                    "all holders of the dense part have died between two sessions: start the run "
+                    "again with --resume auto"
+                )
+            giver, dense = min(holders), engine.state.dense
+            gives = dense is not None and engine.rank == giver
+            shared = share_at_start(
+                transport, dense.export() if dense is not None and gives else []
+            )
+            if giver in shared:
+                break
+        if dense is None:
+            self._make_dense().load(shared[giver])
+
+    def end(self, sessions: int | None = None) -> int:
         """Collective, after the end of the script: verify and keep the model, write the summary.
 
+        `sessions` is the number of the script's sessions, `None` before another session.
         Returns the exit code: 0 if the run is complete, else 1. Raises Unrecoverable on every rank
         if a failure has undone steps, since the script's loop is over.
         """
         self._doing("")
+        self._words.sessions = sessions
         asked = False
         while True:
             if self.engine.step < self._run.furthest:
@@ -456,6 +505,8 @@ class LastWords:
 
     def __init__(self, engine: Engine, steps: int) -> None:
         self._engine, self._steps = engine, steps
+        self.sessions: int | None = None
+        """The number of the script's sessions, once the script has ended."""
 
     def before_summary(self, keep: bool) -> None:
         """Do nothing: the script itself has evaluated the model."""
@@ -463,6 +514,7 @@ class LastWords:
     def of_summary(self, steps: int, seconds: float) -> dict[str, Any]:
         return {
             "steps_per_second": steps / seconds,
+            "sessions": self.sessions,
             "ended_early": ended_early(self._engine, self._steps),
             **self.of_stopped(),
         }

@@ -60,7 +60,7 @@ class Evaluation:
 
     `rows_of(batch)` are the rows used by a batch. `source` gives the rows of the current batch to
     the model's collections. `replica` is the dense part. `went_back` is called after a failure,
-    and `doing(place)` before the user's code.
+    and `doing(place)` before the user's code. `session` is the number of the session in the script.
     """
 
     def __init__(
@@ -72,8 +72,10 @@ class Evaluation:
         source: RowSource,
         went_back: Callable[[], None],
         doing: Doing,
+        session: int,
     ) -> None:
         self._engine, self._replica, self._doing = engine, replica, doing
+        self._session = session
         self._seed, self._rows_of, self._source = seed, rows_of, source
         self._went_back = went_back
         self._parts: dict[str, Tensor] = {}
@@ -113,7 +115,8 @@ class Evaluation:
             )
         finally:
             feed.close()
-        seed_slot(self._seed, engine.step, -1 - count)  # from now on the same on all ranks
+        # from now on the same on all ranks; another number for each session, see `_after_loop`
+        seed_slot(self._seed, engine.step, -1 - count - (self._session - 1 << 32))
         return result
 
     def _once_through(self, count: int, feed: Feed) -> Generator[Any, None, dict[str, Tensor]]:

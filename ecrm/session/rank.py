@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from ecrm.config.script import Script
@@ -35,8 +36,14 @@ class Part(Protocol):
     def over(self) -> None:
         """Note the end of the script and its run, for any reason."""
 
-    def end(self) -> int:
-        """Collective, once the script has ended on the rank: end the run; returns the exit code.
+    def share_model(self) -> None:
+        """Collective, once the run is over: give every rank the trained dense part."""
+
+    def end(self, sessions: int | None = None) -> int:
+        """Collective: end the run; returns the exit code.
+
+        `sessions` is the number of the script's sessions once the script has ended on the rank,
+        `None` before another session.
 
         Raises an EcrmError, on every rank, if the run cannot end well.
         """
@@ -76,6 +83,10 @@ class ThisRank:
             job = replace(job, run_dir=session_folder(job.run_dir, number), is_through=begun)
         if number == 1:
             return job
+        if job.config.mapped.path:
+            files = session_folder(Path(job.config.mapped.path), number)
+            mapped = replace(job.config.mapped, path=str(files))
+            job = replace(job, config=replace(job.config, mapped=mapped))
         resume = job.resume
         if resume not in (None, AUTO_RESUME):
             before = session_folder(resume, number)

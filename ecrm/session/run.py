@@ -59,6 +59,7 @@ class Started:
       step once and in order.
     - `check_steps`: the number of steps with each slot computed twice, to compare the bits.
     - `mark`: how far the main rank has told the script of commits.
+    - `number`: the number of the session in the script, the first being 1.
     - `finite`: whether saving a nonfinite model is refused.
     """
 
@@ -68,6 +69,7 @@ class Started:
     check_steps: int = 0
     finite: bool = True
     mark: Mark = field(default_factory=NoMark)
+    number: int = 1
 
 
 def too_late(engine: Engine, trained: int) -> Unrecoverable:

@@ -97,8 +97,8 @@ def _run(rank: ThisRank) -> int:
     be(rank)
     try:
         code = _to_the_end(rank)
-    except RunStopped:
-        code = 0
+    except RunStopped as stopped:
+        code = int(stopped.code or 0)
     finally:
         if rank.part is not None:
             rank.part.over()
@@ -109,13 +109,18 @@ def _run(rank: ThisRank) -> int:
 def _to_the_end(rank: ThisRank) -> int:
     failure = _execute(rank.script, rank)
     if failure is None and rank.part is None:
-        failure = Failure(f"{rank.script.path} has ended without training: no session.steps() ran")
+        what = (
+            "without training: no session.steps() ran"
+            if rank.number == 1
+            else (f"after session {rank.number - 1}, though another session has begun")
+        )
+        failure = Failure(f"{rank.script.path} has ended {what}")
     if failure is None and rank.unfinished:
         failure = Failure(rank.unfinished)
     if failure is not None:
         _fail(rank, failure)
     assert rank.part is not None
-    code = rank.part.end()
+    code = rank.part.end(sessions=rank.number)
     for begun in rank.begun if code == 0 else ():
         begun.forget()
     return code

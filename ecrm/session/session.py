@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -158,8 +159,6 @@ class Session:
         self._listeners: list[Callable[[int, Logged], None]] = []
         self._every: list[Every] = []
         self._evaluates_alone = False
-        self._opened: OpenedFile | None = None
-        self._begun_with: BegunFile | None = None
         self._told_at_start: list[str] = []
         self._evaluation: Evaluation | None = None
         self.gathered: dict[str, Tensor] = {}
@@ -260,7 +259,7 @@ class Session:
             )
         return UsageError(
             "session.steps was called before: one session trains once",
-            otherwise="train the next model in a run of its own, by another ecrm launch",
+            otherwise="make another Session for the next model",
         )
 
     def _steps(self, batches: Batches, steps: int) -> Iterator[Any]:
@@ -295,7 +294,7 @@ class Session:
             )
             yield from self._loop
             # slots have drawn other numbers on each rank: a next model is drawn alike
-            seed_slot(self._seed, engine.step, self._slots)
+            seed_slot(self._seed, engine.step, self._after_loop)
         except GeneratorExit:
             if not is_rank():  # on a rank, the end of the script reports the break
                 print(
@@ -306,6 +305,15 @@ class Session:
             raise
         finally:
             feed.close()
+
+    @property
+    def _after_loop(self) -> int:
+        """The number, for `seed_slot`, of the work after the loop: another one for each session.
+
+        Else the models of all later sessions would begin with the same weights.
+        """
+        assert self._started is not None
+        return self._slots + (self._started.number - 1 << 32)
 
     def skip(self) -> None:
         """In the loop's body: leave out the present batch; its slot sits the step out.
@@ -421,6 +429,7 @@ class Session:
             self._tables.source,
             loop.went_back,
             started.doing,
+            started.number,
         )
         self._evaluation = evaluation
         try:
@@ -463,9 +472,12 @@ class Session:
         )
 
     def _before_saving(self, target: Path) -> None:
-        """On the rank about to write: keep the loaded file, if `target` is about to replace it."""
-        if self._opened is not None and self._begun_with is not None:
-            self._begun_with.keep(target, self._opened)
+        """On the rank about to write: keep a loaded file, if `target` is about to replace it.
+
+        A file loaded by an earlier session of the script counts, too: a resume loads it again.
+        """
+        for loaded in this_rank().begun if is_rank() else ():
+            loaded.keep(target)
 
     def load(self, path: str | Path, strict: bool = True) -> None:
         """Before `steps`: begin with a model saved under TorchRec's names.
@@ -488,11 +500,11 @@ class Session:
         if is_rank():
             job = this_rank().next_job
             assert job.run_dir is not None, "a script's run has a folder"
-            self._begun_with = BegunFile.of(source, job.run_dir, job.resume)
-            this_rank().begun.append(self._begun_with)
-            source = self._begun_with.to_load()
+            begun = BegunFile.of(source, job.run_dir, job.resume)
+            source = begun.to_load()
         state, opened = open_model(source)
-        self._opened = opened
+        if is_rank():
+            this_rank().begun.append(replace(begun, opened=opened))
         self._load(state, f"session.load: {path}", str(source), opened, strict)
         if not any(isinstance(table.initial, FileValues) for table in self._described):
             check_share(source, 0, 1)  # without rows to read, ranks do not check the file in shares

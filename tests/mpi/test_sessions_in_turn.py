@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+import torch
 
 from support.commands import ECRM, ecrm
 from support.lives import life
@@ -22,9 +23,25 @@ def results(folder):
     return hashes, [(folder / name).read_bytes() for name in SAVED]
 
 
-def train(folder, *words, own=()):
+def begin_in(folder):
+    """Make a folder with the model that the first session begins with."""
     folder.mkdir()
-    line = ("launch", SCRIPT, *LAYOUT, "--run-dir", "run", *words, "--", *own)
+    random = torch.Generator().manual_seed(5)
+    shapes = {
+        "bags.embedding_bags.t_a.weight": (300, 8),
+        "bags.embedding_bags.t_b.weight": (300, 8),
+        "dense.0.weight": (8, 16),
+        "dense.0.bias": (8,),
+        "dense.2.weight": (1, 8),
+        "dense.2.bias": (1,),
+    }
+    model = {name: torch.randn(shape, generator=random) / 4 for name, shape in shapes.items()}
+    torch.save(model, folder / "begun.pt")
+
+
+def train(folder, *words, own=(), layout=LAYOUT):
+    begin_in(folder)
+    line = ("launch", SCRIPT, *layout, "--run-dir", "run", *words, "--", *own)
     return ecrm(*line, cwd=folder, timeout=150)
 
 
@@ -38,22 +55,40 @@ def calm(tmp_path_factory):
 
 
 def test_ranks_that_die_in_one_session_are_missing_in_the_next_and_cost_no_bit(tmp_path, calm):
-    done = train(tmp_path / "here", "--kill", "1@7:parity", own=("2:9=4", "3:9=0"))
+    done = train(tmp_path / "here", "--kill", "1@7:parity", own=("2:5=3", "2:9=4", "3:9=0"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert results(tmp_path / "here") == calm
     told = [json.loads((tmp_path / "here" / name / "summary.json").read_text()) for name in FOLDERS]
     assert [[rank for died in each["failures"] for rank in died["ranks"]] for each in told] == [
         [1],
-        [4],
+        [3, 4],
         [0],
     ]
+
+
+def test_a_session_without_a_spare_is_laid_out_to_survive_a_death_again(tmp_path, calm):
+    """Rank 0 dies in the first session. In the second, rank 1 has two shards, and dies."""
+    layout = (
+        "--set",
+        "cluster.layout=colocated",
+        "--servers",
+        "4",
+        "--trainers",
+        "4",
+        "--spares",
+        "0",
+    )
+    layout += ("-k", "2", "-m", "1")
+    done = train(tmp_path / "here", own=("1:9=0", "2:9=1"), layout=layout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert results(tmp_path / "here") == calm
 
 
 @pytest.mark.parametrize("number", [2])
 def test_a_resume_trains_no_session_again_that_is_through(tmp_path, calm, number):
     line = ["launch", SCRIPT, *LAYOUT, "--run-dir", "run", "--resume", "auto"]
     folder = tmp_path / "here"
-    folder.mkdir()
+    begin_in(folder)
     begun = folder / FOLDERS[number] / "events.jsonl"
 
     def is_under_way(_):

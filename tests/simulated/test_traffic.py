@@ -29,7 +29,8 @@ def test_bytes_go_to_the_phase_that_sent_them():
         assert traffic.sent == {"start": ONE_ROW, "lookup": 4 * ONE_ROW}
         transport.exchange({others[1]: [row]})
         assert traffic.sent == {"start": ONE_ROW, "lookup": 4 * ONE_ROW, "commit": ONE_ROW}
-        return gather(transport, traffic.sent, 100 + transport.rank)
+        assert Traffic(transport).sent == {}, "a run after it counts anew"
+        return gather(transport, traffic, 100 + transport.rank)
 
     outcome = SimulatedCluster(3, 1).run(program)
     sent = {"start": ONE_ROW, "lookup": 4 * ONE_ROW, "commit": ONE_ROW}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def model(tmp_path):
 
 
 def saved_over(path: Path, begun: BegunFile, opened: OpenedFile, content: bytes) -> None:
-    begun.keep(path, opened)
+    replace(begun, opened=opened).keep(path)
     new = path.with_name("new")
     new.write_bytes(content)
     new.rename(path)
@@ -85,9 +86,9 @@ def test_another_file_is_not_kept(model, tmp_path):
     path, opened = model
     begun = BegunFile.of(path, tmp_path / "run", None)
     other = tmp_path / "other.pt"
-    begun.keep(other, opened)
+    replace(begun, opened=opened).keep(other)
     other.write_bytes(b"another")
-    begun.keep(other, opened)
+    replace(begun, opened=opened).keep(other)
     assert not begun.own.exists()
 
 
@@ -98,4 +99,4 @@ def test_a_file_system_without_second_names_is_told(model, monkeypatch, tmp_path
     monkeypatch.setattr(os, "link", refuse)
     path, opened = model
     with pytest.raises(UsageError, match="has begun with this file, .*: save under another name"):
-        BegunFile.of(path, tmp_path / "run", None).keep(path, opened)
+        replace(BegunFile.of(path, tmp_path / "run", None), opened=opened).keep(path)

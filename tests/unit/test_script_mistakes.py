@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from ecrm.errors import EcrmError
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.calls import Calls
 from ecrm.rank.claim import Job
+from ecrm.session import build
 from ecrm.session import rank as session_rank
 from ecrm.session.rank import ThisRank
 from ecrm.session.run_script import _run
@@ -112,6 +114,23 @@ def test_sessions_train_one_after_the_other(run, capsys):
     assert said.count("finished 3 steps") == 2 and said.count("finished 0 steps") == 1
     first, _, second = [line for line in said.splitlines() if line.startswith("model_sha256")]
     assert first == second
+
+
+def test_a_session_that_is_over_is_freed_before_the_next_is_built(run, monkeypatch):
+    engines, end, free = [], build._end_before, build.free_memory
+
+    def ending(rank) -> None:
+        engines.append(weakref.ref(rank.part.engine))
+        end(rank)
+
+    def freed() -> None:
+        free()
+        assert engines[-1]() is None
+
+    monkeypatch.setattr(build, "_end_before", ending)
+    monkeypatch.setattr(build, "free_memory", freed)
+    assert run(LOOP + "session = made()" + LOOP) == 0
+    assert len(engines) == 1
 
 
 def test_an_early_end_is_told(run, capsys):

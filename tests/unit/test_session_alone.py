@@ -7,6 +7,7 @@ session's rows that no sample of a step has stay as they are: so do those of the
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -327,6 +328,26 @@ def test_a_process_may_train_one_session_after_another_and_to_the_same():
     for _ in range(2):
         with pytest.raises(UsageError, match="was called before: one session trains once"):
             next(session.steps(ids, 3))
+
+
+def test_models_drawn_one_after_the_other_begin_with_other_weights():
+    weights, draws = [], []
+    for number in range(4):
+        torch.manual_seed(0) if number == 0 else None
+        draws.append(random.random() if number else 0.0)
+        table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=["a"])
+        bags = torchrec.EmbeddingBagCollection([table], device=torch.device("meta"))
+        apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.1})
+        session = begun(nn.ModuleDict({"bags": bags, "over": nn.Linear(4, 1)}))
+        weights.append(session.model["over"].weight.detach().clone())
+        if number == 2:
+            for kjt in session.eval_batches([ids(0, 0)]):
+                session.gather(out=score(session.model, kjt))
+        else:
+            for kjt in session.steps(ids, 3):
+                score(session.model, kjt).square().mean().backward()
+    assert len(set(draws)) == 4
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(weights, 2))
 
 
 def test_a_loop_that_is_left_is_told(capsys):

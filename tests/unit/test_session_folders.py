@@ -1,14 +1,18 @@
 """The folders of a script's sessions: which one says how a run has ended."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from ecrm.config import load_config
 from ecrm.launch.launcher import RunFailed, judge
 from ecrm.launch.supervise import Ending
 from ecrm.launch.watch import Watch
+from ecrm.rank.claim import Job
 from ecrm.run.auto_resume import AUTO_RESUME, look
 from ecrm.run.session_folders import newest_session, session_folder
+from ecrm.session.rank import ThisRank
 
 LAUNCH = "abc"
 ENDING = Ending(exit_code=0, stopped_by=None, launch=LAUNCH)
@@ -44,10 +48,32 @@ def test_a_run_is_complete_once_its_last_session_is(tmp_path):
     assert look(tmp_path, AUTO_RESUME).complete
 
 
-@pytest.mark.parametrize("where", [".", "session-2"])
+def test_a_script_may_have_fewer_sessions_than_its_folder(tmp_path):
+    begun(tmp_path)
+    for number in (2, 3):
+        write(tmp_path / f"session-{number}" / "events.jsonl")
+    write(tmp_path / "session-2" / "summary.json", completed=True, sessions=None)
+    assert not look(tmp_path, AUTO_RESUME).complete, "a third has begun"
+    write(tmp_path / "session-2" / "summary.json", completed=True, sessions=2)
+    judge(tmp_path, ENDING)
+    assert look(tmp_path, AUTO_RESUME).complete
+
+
+@pytest.mark.parametrize("name", ["summary.json", "stopped.json"])
+def test_a_model_that_is_not_kept_is_told_whichever_session_it_is_of(tmp_path, name):
+    begun(tmp_path)
+    (tmp_path / "session-2").mkdir()
+    write(tmp_path / name, completed=False, checkpoint_failed="No space left")
+    with pytest.raises(RunFailed, match="the model is not kept: .* No space left") as error:
+        judge(tmp_path, ENDING)
+    assert error.value.exit_code == 7
+
+
+@pytest.mark.parametrize("where", [".", "session-2", "session-3"])
 def test_a_run_that_has_stopped_says_in_which_session(tmp_path, where):
     begun(tmp_path)
-    write(tmp_path / "session-2" / "events.jsonl")
+    for number in (2, 3):
+        write(tmp_path / f"session-{number}" / "events.jsonl")
     write(tmp_path / where / "stopped.json")
     with pytest.raises(RunFailed, match="stopped when asked to") as error:
         judge(tmp_path, ENDING)
@@ -99,3 +125,36 @@ def test_a_watch_goes_on_with_the_events_of_the_next_session(tmp_path):
         ("session-2", 3),
         ("session-2", "closed"),
     ]
+
+
+def test_a_watch_of_a_resumed_run_follows_the_sessions_as_they_go_on(tmp_path):
+    """Folders of an earlier start are there; the first session has events of this start first."""
+    heard = []
+    for folder in (tmp_path, tmp_path / "session-2", tmp_path / "session-3"):
+        folder.mkdir(exist_ok=True)
+        (folder / "events.jsonl").write_text(
+            json.dumps({"event": "progress", "step": 1, "time": 0.0}) + "\n"
+        )
+    watch = Watch(tmp_path, lambda folder: [Kept(folder, heard)])
+    watch.began(SimpleNamespace(stdout=None, stderr=None))
+    for number, step in ((1, 5), (2, 6), (2, 7), (3, 8)):
+        with (session_folder(tmp_path, number) / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"event": "progress", "step": step, "time": 0.0}) + "\n")
+        watch.look()
+    assert [told for told in heard if told[1] != "closed"] == [
+        (tmp_path.name, 5),
+        ("session-2", 6),
+        ("session-2", 7),
+        ("session-3", 8),
+    ]
+    assert [told for told in heard if told[1] == "closed"] == [
+        (tmp_path.name, "closed"),
+        ("session-2", "closed"),
+    ]
+
+
+def test_each_session_has_mapped_files_of_its_own(tmp_path):
+    config = load_config("quickstart", [f"mapped.path={tmp_path / 'files'}"])
+    rank = ThisRank(None, Job(config, run_dir=tmp_path / "run"), None, None, None)
+    assert rank.job_of(1).config.mapped.path == str(tmp_path / "files")
+    assert rank.job_of(2).config.mapped.path == str(tmp_path / "files" / "session-2")

@@ -1,7 +1,8 @@
 """Three sessions, one after the other: python two_sessions.py [NUMBER:STEP=RANK ...].
 
-Rank RANK kills itself at commit STEP of session NUMBER. The third session begins with the model
-that the second has saved.
+Rank RANK kills itself at commit STEP of session NUMBER. The first session begins with
+begun.pt. The second learns from the dense part of the first, and saves over that file as
+well. The third begins with the model that the second has saved.
 """
 
 import os
@@ -47,12 +48,13 @@ def main():
     torch.manual_seed(0)
     kills = dict(word.split("=") for word in sys.argv[1:])
     rank = os.environ.get("OMPI_COMM_WORLD_RANK")
+    teacher = None
     for number, rate in enumerate((0.01, 0.001, 0.1), 1):
         session = ecrm.Session(
-            Model(), slots=2, dense_optimizer=lambda ps, rate=rate: torch.optim.Adam(ps, rate)
+            Model(), slots=4, dense_optimizer=lambda ps, rate=rate: torch.optim.Adam(ps, rate)
         )
-        if number == 3:
-            session.load("model_2.safetensors")
+        if number != 2:
+            session.load({1: "begun.pt", 3: "model_2.safetensors"}[number])
 
         @session.on_commit
         def committed(step, logged, number=number):
@@ -60,8 +62,17 @@ def main():
                 os.kill(os.getpid(), signal.SIGKILL)
 
         for batch in session.steps(batch_of, STEPS):
-            session.model(batch).square().mean().backward()
+            pooled = session.model.bags(batch).values()
+            found = session.model.dense(pooled)
+            if teacher is not None:
+                with torch.no_grad():
+                    goal = teacher.dense(pooled)
+                found = found - goal
+            found.square().mean().backward()
+        teacher = session.model.eval() if number == 1 else None
         session.save(f"model_{number}.safetensors")
+        if number == 2:
+            session.save("begun.pt")
         if session.is_main:
             print(f"session {number} is through", flush=True)
 
