@@ -102,7 +102,7 @@ simulate: $(STAMP)
 coverage: $(STAMP)
 	@$(BIN)/python -c 'import coverage' 2>/dev/null || $(BIN)/pip install --quiet coverage==7.11.0
 	$(BIN)/python -m coverage run --data-file=$(VENV)/coverage --branch \
-	  --include='ecrm/engine/*,ecrm/requests/*,ecrm/placement/*,ecrm/protection/*,ecrm/coding/*' -m ecrm simulate --seeds 0:300 --jobs 1
+	  --include='ecrm/engine/*,ecrm/placement/*,ecrm/protection/*' -m ecrm simulate --seeds 0:300 --jobs 1
 	$(BIN)/python -m coverage report --data-file=$(VENV)/coverage --show-missing
 
 bench: $(STAMP)

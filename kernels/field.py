@@ -1,7 +1,7 @@
 """The product table of GF(2^8) modulo 0x11d as a torch tensor, for the references.
 
-Built here from the definition, bit by bit, so that the kernels know nothing of `ecrm.coding`; a
-test holds the two equal.
+Built here from the definition, bit by bit, so that the kernels know nothing of
+`ecrm.protection.coding`; a test holds the two equal.
 """
 
 from __future__ import annotations

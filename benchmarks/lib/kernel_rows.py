@@ -7,12 +7,12 @@ import ctypes
 import numpy as np
 import torch
 
-from ecrm.coding.code import ReedSolomon
 from ecrm.kernels.decode import decode
 from ecrm.kernels.divide import divide
 from ecrm.kernels.records import RecordLog, gather_records, merge_records
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import sparse_update
+from ecrm.protection.coding.code import ReedSolomon
 from lib.kernel_case import Batches, Case, Contender, load_isa_l, zeros
 
 K = 4

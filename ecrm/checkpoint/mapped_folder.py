@@ -17,7 +17,7 @@ from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.checkpoint.trained import Trained
 from ecrm.config.schema import Config
 from ecrm.errors import DataError, EcrmError, UsageError
-from ecrm.mapped.file_access import open_file, read_words
+from ecrm.protection.mapped_files.file_access import open_file, read_words
 
 FOLDER = "mapped"
 MANIFEST = "manifest.json"

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from ecrm.errors import DataError, EcrmError
-from ecrm.mapped.dense_file import DenseFile
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection
 from ecrm.protection.mapped import MappedProtection
+from ecrm.protection.mapped_files.dense_file import DenseFile
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import Transport
 

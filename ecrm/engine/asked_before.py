@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ecrm.placement.stripes import RowLayout
-from ecrm.requests.routing import COMPUTED, MARK, ROWS
+from ecrm.protection.routing import COMPUTED, MARK, ROWS
 from ecrm.transport.digests import tensor_digest
 from ecrm.transport.message import Received, in_groups
 

@@ -91,7 +91,7 @@ from ecrm.placement.sparse_optimizer import SparseRate, factor
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport
-from ecrm.requests.routing import (
+from ecrm.protection.routing import (
     DENSE,
     ENDS,
     NOTE,

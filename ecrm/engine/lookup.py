@@ -13,7 +13,7 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairRound
-from ecrm.requests.routing import (
+from ecrm.protection.routing import (
     MARK,
     RowMemory,
     ShardRequests,

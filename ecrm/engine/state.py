@@ -29,7 +29,7 @@ from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View, mark_whole
 from ecrm.protection.base import Protection, RepairReport
 from ecrm.protection.context import ProtectionContext
-from ecrm.requests.routing import RowMemory
+from ecrm.protection.routing import RowMemory
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import Transport
 

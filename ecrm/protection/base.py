@@ -18,9 +18,9 @@ from ecrm.base.wording import counted
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, failures_left
 from ecrm.protection.context import ProtectionContext
+from ecrm.protection.routing import ShardRequests, SlotRequests
 from ecrm.protection.scrub import Scrub, ScrubReport
-from ecrm.requests.routing import ShardRequests, SlotRequests
-from ecrm.requests.stand_in import StandIn
+from ecrm.protection.stand_in import StandIn
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, Received

@@ -20,7 +20,7 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import VerifyReport
 from ecrm.protection.erasure import ErasureProtection
-from ecrm.requests.routing import ShardRequests
+from ecrm.protection.routing import ShardRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, in_groups

@@ -11,17 +11,17 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ecrm.coding.code import ReedSolomon
 from ecrm.kernels.decode import decode
 from ecrm.kernels.unit_order import split_by_unit
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport
+from ecrm.protection.coding.code import ReedSolomon
 from ecrm.protection.context import ProtectionContext
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.rebuild import Rebuild
+from ecrm.protection.routing import ShardRequests
 from ecrm.protection.scrub import Scrub, ScrubReport
-from ecrm.requests.routing import ShardRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.gpu_copies import on_device

@@ -3,10 +3,10 @@
 Ranks hold no copies for other ranks.
 
 After Wood et al., "Towards Fast Crash-Consistent Cluster Checkpointing" (HPEC 2022; PyMM). Rows and
-optimizer state live in files and are updated there (`ecrm/mapped/shard_file.py`); the dense state
-is written beside the last commit (`ecrm/mapped/dense_file.py`). Every rank opens the files of the
-shards it hosts, so no rank has anything to load. The promise is the undisturbed model, bit for bit,
-for as long as the files exist.
+optimizer state live in files and are updated there (`shard_file.py` in the folder `mapped_files`).
+The dense state is written beside the last commit (`dense_file.py`). Every rank opens the files of
+the shards it hosts, so no rank has anything to load. The promise is the undisturbed model, bit for
+bit, for as long as the files exist.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from torch import Tensor
 
 from ecrm.base.allocate import Allocate
-from ecrm.mapped.dense_file import DenseFile
-from ecrm.mapped.shard_file import ShardFile
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.context import ProtectionContext
+from ecrm.protection.mapped_files.dense_file import DenseFile
+from ecrm.protection.mapped_files.shard_file import ShardFile
 from ecrm.protection.none import NoProtection
 from ecrm.storage.hosted import ShardSpace
 

@@ -13,7 +13,7 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport
 from ecrm.protection.context import ProtectionContext
-from ecrm.requests.routing import ShardRequests
+from ecrm.protection.routing import ShardRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.piggyback import Rounds

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ecrm.coding.code import ReedSolomon
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import RepairReport, RepairRound
+from ecrm.protection.coding.code import ReedSolomon
 from ecrm.protection.context import ProtectionContext
 from ecrm.protection.parity import ParityRows
-from ecrm.requests.routing import REPAIR
+from ecrm.protection.routing import REPAIR
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.missing_rows import MissingRows
 from ecrm.transport.gpu_copies import on_device

@@ -31,8 +31,8 @@ from ecrm.protection.backup import BackupRows
 from ecrm.protection.base import RepairReport
 from ecrm.protection.chain import ChainProtection
 from ecrm.protection.copy_rebuild import CopyRebuild
+from ecrm.protection.routing import ShardRequests, SlotRequests
 from ecrm.protection.scrub import Scrub, ScrubReport
-from ecrm.requests.routing import ShardRequests, SlotRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, Received, in_groups, matrix

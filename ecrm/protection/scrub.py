@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import lazy_zeros
-from ecrm.coding.code import ReedSolomon, find_wrong_unit
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
+from ecrm.protection.coding.code import ReedSolomon, find_wrong_unit
 from ecrm.protection.context import ProtectionContext
 from ecrm.protection.parity import ParityRows
 from ecrm.storage.hosted import ShardSpace

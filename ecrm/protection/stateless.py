@@ -3,7 +3,7 @@
 After the stateless parameter server of "Training Through Failure: Effects of Data Consistency in
 Parallel Machine Learning Training" (Cao, Luo, Gan and Jinesh, 2024), which trades consistency for
 going on. While a shard is gone, slots go on with the rows last seen and keep the shard's gradients
-(`ecrm/requests/stand_in.py`). The new host alone fills the shard from the newest checkpoint, some
+(`ecrm/protection/stand_in.py`). The new host alone fills the shard from the newest checkpoint, some
 rows at each step (`ecrm/protection/restoring.py`). Then the host is sent the kept gradients and
 applies them, step by step. From the same step on the shard answers for itself. Updates between the
 checkpoint and the failure are lost, and the kept gradients were computed from old rows.
@@ -24,8 +24,8 @@ from ecrm.protection.base import RepairReport
 from ecrm.protection.context import ProtectionContext
 from ecrm.protection.none import NoProtection
 from ecrm.protection.restoring import Restoring, RowSource
-from ecrm.requests.routing import GRADIENTS, ShardRequests
-from ecrm.requests.stand_in import StandIn
+from ecrm.protection.routing import GRADIENTS, ShardRequests
+from ecrm.protection.stand_in import StandIn
 from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.message import Part, Picked, Received, in_groups, tensors
 

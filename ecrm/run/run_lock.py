@@ -19,7 +19,7 @@ from typing import Any
 
 from ecrm.base.lock_holders import POLL_SECONDS, patience
 from ecrm.errors import UsageError
-from ecrm.mapped.file_access import open_file
+from ecrm.protection.mapped_files.file_access import open_file
 from ecrm.run.reading import launch_id, read_json
 
 LOCK = "lock"

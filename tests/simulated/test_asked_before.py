@@ -11,7 +11,7 @@ import torch
 
 from ecrm.engine.asked_before import AskedBefore
 from ecrm.errors import ChangedDataError
-from ecrm.requests.routing import MARK, ROWS
+from ecrm.protection.routing import MARK, ROWS
 from ecrm.session.batch_digest import batch_digest
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session

@@ -23,12 +23,12 @@ from ecrm.checkpoint.mapped_folder import _check_files, hold
 from ecrm.checkpoint.mapped_restore import Reopened, last_commit
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import DataError, Unrecoverable, UsageError
-from ecrm.mapped import dense_file, file_access, shard_file, words
-from ecrm.mapped.file_access import read_words
-from ecrm.mapped.shard_file import ShardFile
-from ecrm.mapped.words import Words
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
+from ecrm.protection.mapped_files import dense_file, file_access, shard_file, words
+from ecrm.protection.mapped_files.file_access import read_words
+from ecrm.protection.mapped_files.shard_file import ShardFile
+from ecrm.protection.mapped_files.words import Words
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.schedule import draw
 from ecrm.simulate.workload import Workload, run_workload

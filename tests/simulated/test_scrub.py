@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.coding import ReedSolomon
-from ecrm.coding.code import find_wrong_unit
 from ecrm.placement.tables import Table
+from ecrm.protection.coding import ReedSolomon
+from ecrm.protection.coding.code import find_wrong_unit
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, rows_of, run_workload
 from ecrm.transport.simulated import AFTER, BEFORE, DURING, Fault, PhaseFault, SimulatedCluster

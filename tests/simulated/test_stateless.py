@@ -24,8 +24,8 @@ from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import failures_left
 from ecrm.placement.view_change import plan_recovery
+from ecrm.protection.stand_in import LastSeen, StandIn
 from ecrm.protection.stateless import StatelessProtection
-from ecrm.requests.stand_in import LastSeen, StandIn
 from ecrm.simulate.checkers import Checkers, _hosts_its_shards
 from ecrm.simulate.promise import Violation, survivable
 from ecrm.simulate.workload import Outcome, Workload, rows_of, run_workload

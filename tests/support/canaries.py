@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-import ecrm.coding.code as code_module
 import ecrm.engine.engine as engine_module
 import ecrm.engine.recovery as engine_recovery_module
 import ecrm.placement.view_change as recovery_module
 import ecrm.protection.base as base_module
+import ecrm.protection.coding.code as code_module
 import ecrm.protection.replicate as replicate_module
-from ecrm.coding.gf256 import PRODUCT
 from ecrm.engine.computed import Computed
 from ecrm.engine.lookup import Lookup
 from ecrm.engine.reshape import Reshape
@@ -25,9 +24,10 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, mark_whole
 from ecrm.placement.view_change import plan_recovery
 from ecrm.protection.backup import BackupRows
+from ecrm.protection.coding.gf256 import PRODUCT
 from ecrm.protection.rebuild import Rebuild
 from ecrm.protection.replicate import Held
-from ecrm.requests.routing import ShardRequests
+from ecrm.protection.routing import ShardRequests
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.undo import UndoLog
 

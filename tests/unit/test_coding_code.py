@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from ecrm.coding import ReedSolomon
+from ecrm.protection.coding import ReedSolomon
 
 SHAPES = [
     (2, 1),
@@ -77,7 +77,7 @@ def test_a_delta_of_one_data_unit_updates_the_parity(k, m):
     code = ReedSolomon(k, m)
     old, new = random_data(k, 9), random_data(k, 9)
     new[k - 1] = random_data(1, 9, seed=5)
-    from ecrm.coding.gf256 import PRODUCT
+    from ecrm.protection.coding.gf256 import PRODUCT
 
     delta = old[k - 1] ^ new[k - 1]
     updated = code.encode(old) ^ PRODUCT[code.coefficients[:, k - 1 :], delta[None, :]]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ecrm.coding import gf256
+from ecrm.protection.coding import gf256
 
 ALL = np.arange(256)
 

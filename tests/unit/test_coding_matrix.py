@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from ecrm.coding import gf256
-from ecrm.coding.code import make_coefficients
+from ecrm.protection.coding import gf256
+from ecrm.protection.coding.code import make_coefficients
 
 
 @pytest.mark.parametrize("k, m", [(1, 1), (4, 1), (6, 2), (8, 3), (1, 3)])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.coding import ReedSolomon
 from ecrm.kernels import native
 from ecrm.kernels.decode import decode
+from ecrm.protection.coding import ReedSolomon
 
 CPU = native.supported_instruction_sets()
 
@@ -114,6 +114,6 @@ def test_wrong_arguments_are_refused(units, matrix, error, message):
 
 
 def _multiply(matrix: np.ndarray, units: np.ndarray) -> np.ndarray:
-    from ecrm.coding.gf256 import multiply_matrices
+    from ecrm.protection.coding.gf256 import multiply_matrices
 
     return multiply_matrices(matrix, units)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ecrm.coding.gf256 import PRODUCT
 from ecrm.kernels import native
 from ecrm.kernels.parity_apply import parity_apply
+from ecrm.protection.coding.gf256 import PRODUCT
 
 CPU = native.supported_instruction_sets()
 WIDTHS = (

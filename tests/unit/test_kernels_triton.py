@@ -6,7 +6,6 @@ import torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton")
 
-from ecrm.coding import ReedSolomon  # noqa: E402
 from ecrm.kernels import dispatch  # noqa: E402
 from ecrm.kernels.decode import decode  # noqa: E402
 from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward  # noqa: E402
@@ -25,6 +24,7 @@ from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths  
 from ecrm.kernels.unit_order import unique_by_unit  # noqa: E402
 from ecrm.kernels.warm_up import Shapes, warm_up  # noqa: E402
 from ecrm.model.determinism import prepared_torch  # noqa: E402
+from ecrm.protection.coding import ReedSolomon  # noqa: E402
 from support.gpu_waits import waits_for_gpu  # noqa: E402
 from support.kernel_calls import calls  # noqa: E402
 

@@ -27,7 +27,6 @@ from ecrm.launch.memory_needs import (
     check_room,
     in_words,
 )
-from ecrm.mapped.shard_file import ShardFile
 from ecrm.model.dlrm import build_dense_parts
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.assignment import initial_view
@@ -35,8 +34,9 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.protection import make_protection
-from ecrm.requests.routing import ROWS, ShardRequests
-from ecrm.requests.stand_in import LastSeen
+from ecrm.protection.mapped_files.shard_file import ShardFile
+from ecrm.protection.routing import ROWS, ShardRequests
+from ecrm.protection.stand_in import LastSeen
 from ecrm.storage.base import NativeStore
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.undo import UndoLog

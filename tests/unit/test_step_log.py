@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ecrm.engine.step_log import StepLog
-from ecrm.mapped.dense_file import DenseFile
+from ecrm.protection.mapped_files.dense_file import DenseFile
 
 
 def note(*values: int) -> torch.Tensor:

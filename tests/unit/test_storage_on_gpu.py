@@ -12,8 +12,8 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.protection.backup import BackupRows
 from ecrm.protection.parity import ParityRows
-from ecrm.requests.routing import ROWS as ROWS_ASKED
-from ecrm.requests.routing import ShardRequests
+from ecrm.protection.routing import ROWS as ROWS_ASKED
+from ecrm.protection.routing import ShardRequests
 from ecrm.storage.base import NativeStore, without_padding
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial_rows import InitialRows

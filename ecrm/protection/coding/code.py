@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ecrm.coding import gf256
+from ecrm.protection.coding import gf256
 
 LARGEST_STRIPE = 255
 

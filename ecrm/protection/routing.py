@@ -13,7 +13,7 @@ from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
-from ecrm.requests.stand_in import StandIn
+from ecrm.protection.stand_in import StandIn
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.gpu_copies import on_device, on_host
 from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, matrix_on

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ecrm.errors import DataError
-from ecrm.mapped.file_access import open_file, read_at, write_at
-from ecrm.mapped.words import Words
+from ecrm.protection.mapped_files.file_access import open_file, read_at, write_at
+from ecrm.protection.mapped_files.words import Words
 
 NEVER = -1
 

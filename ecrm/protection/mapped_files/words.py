@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ecrm.mapped.file_access import sync
+from ecrm.protection.mapped_files.file_access import sync
 
 WORD = np.dtype("<i8")
 PAGE = mmap.PAGESIZE

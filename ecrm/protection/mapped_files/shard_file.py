@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from ecrm.errors import DataError
-from ecrm.mapped.file_access import SHARD_WORDS, open_file, read_at, sync, write_at
-from ecrm.mapped.words import Words
+from ecrm.protection.mapped_files.file_access import SHARD_WORDS, open_file, read_at, sync, write_at
+from ecrm.protection.mapped_files.words import Words
 from ecrm.storage.base import Store
 
 NEVER = -1

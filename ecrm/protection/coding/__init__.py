@@ -1,5 +1,5 @@
 """Reed-Solomon over GF(2^8): knows bytes only, no ranks, no clocks."""
 
-from ecrm.coding.code import ReedSolomon
+from ecrm.protection.coding.code import ReedSolomon
 
 __all__ = ["ReedSolomon"]
