@@ -55,7 +55,7 @@ from typing import Any
 
 from ecrm.data.dataset_info import read_manifest
 from ecrm.drill.run_record import RunRecord, run_record
-from ecrm.rank.profile import STEP_PHASES
+from ecrm.run.profile import STEP_PHASES
 from ecrm.run.reading import parse_events
 from lib import measure
 from lib.contenders import (

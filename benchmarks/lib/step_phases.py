@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ecrm.rank.profile import STEP_PHASES
+from ecrm.run.profile import STEP_PHASES
 
 
 def phases(trace: Path, first: int) -> dict[str, dict[str, float]]:

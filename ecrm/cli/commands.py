@@ -360,7 +360,7 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.process.stop_signals import StopSignals
 
     stop = StopSignals()
-    from ecrm.rank.claim import Job
+    from ecrm.run.claim import Job
 
     job = Job(config, args.run_dir, kills, args.resume, args.init_from)
     if isinstance(trained, Script):

@@ -23,9 +23,9 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import row_spaces
 from ecrm.process.linux import memory_bytes
 from ecrm.protection.none import NoProtection
-from ecrm.rank.finite import FiniteWatch
-from ecrm.rank.memory_check import judged, reserve, shard_bytes
-from ecrm.rank.reporter import ended_in_words
+from ecrm.run.finite import FiniteWatch
+from ecrm.run.memory_check import judged, reserve, shard_bytes
+from ecrm.run.reporter import ended_in_words
 from ecrm.session.build import REMEDY
 from ecrm.session.loading import check_names
 from ecrm.session.progress import SessionProgress
@@ -108,7 +108,7 @@ def _check_alone(environ: Mapping[str, str]) -> None:
 
 
 class LoneRun:
-    """A run (`ecrm.rank.step_loop.Run`) of a single rank, hosting the only shard and all slots.
+    """A run (`ecrm.run.step_loop.Run`) of a single rank, hosting the only shard and all slots.
 
     Every step is committed. A line of progress is printed every `every` steps.
     """

@@ -27,22 +27,22 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import row_spaces
 from ecrm.process.device import device_of, gpu_trained_on
 from ecrm.process.preflight import host_name
-from ecrm.rank.announce import start_fields, start_in_words, tell_end
-from ecrm.rank.build_rank import Rank, build_rank
-from ecrm.rank.check_start import check_alike, check_started
-from ecrm.rank.claim import ClaimedRun, Job, claim_run
-from ecrm.rank.collective_check import collective_check, share_at_start, share_json
-from ecrm.rank.connect import Cluster, connect
-from ecrm.rank.consistency import Alike, given_of
-from ecrm.rank.ending import Ending, Record
-from ecrm.rank.keep import checkpoints_of, inherit_best
-from ecrm.rank.memory_check import check_memory
-from ecrm.rank.policy import policy_of
-from ecrm.rank.rank_run import RankRun, RunStopped
-from ecrm.rank.standstill import Standstill
-from ecrm.rank.whereabouts import Whereabouts
+from ecrm.run.announce import start_fields, start_in_words, tell_end
+from ecrm.run.build_rank import Rank, build_rank
+from ecrm.run.check_start import check_alike, check_started
+from ecrm.run.claim import ClaimedRun, Job, claim_run
+from ecrm.run.collective_check import collective_check, share_at_start, share_json
+from ecrm.run.connect import Cluster, connect
+from ecrm.run.consistency import Alike, given_of
+from ecrm.run.ending import Ending, Record
+from ecrm.run.keep import checkpoints_of, inherit_best
+from ecrm.run.memory_check import check_memory
+from ecrm.run.policy import policy_of
+from ecrm.run.rank_run import RankRun, RunStopped
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import make_run_dir
+from ecrm.run.standstill import Standstill
+from ecrm.run.whereabouts import Whereabouts
 from ecrm.session.loading import with_digests
 from ecrm.session.log_delivery import FileMark, NoMark
 from ecrm.session.progress import SessionProgress, steps_skipped

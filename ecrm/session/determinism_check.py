@@ -14,7 +14,7 @@ from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import same_bits, unpacked
 from ecrm.placement.tables import RowSpace
-from ecrm.rank.step_loop import SlotResult
+from ecrm.run.step_loop import SlotResult
 
 
 def check_same(

@@ -17,7 +17,7 @@ from ecrm.errors import DataError, UsageError
 from ecrm.placement.initial_values import FileValues, Initial, Values, digest_of_windows
 from ecrm.placement.tables import Table
 from ecrm.process.preflight import host_name
-from ecrm.rank.collective_check import share_json
+from ecrm.run.collective_check import share_json
 from ecrm.transport.base import Transport
 
 _DAMAGE = ""

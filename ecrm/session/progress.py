@@ -7,7 +7,7 @@ from typing import Any
 
 from ecrm.engine.engine import Engine
 from ecrm.model.module_replica import ModuleReplica
-from ecrm.rank.progress import Measured, StepProgress, Tell, window_start
+from ecrm.run.progress import Measured, StepProgress, Tell, window_start
 
 
 class SessionProgress(StepProgress):

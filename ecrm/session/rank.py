@@ -13,8 +13,8 @@ from ecrm.engine.slot_faults import Place
 from ecrm.errors import UsageError
 from ecrm.process.calls import Calls
 from ecrm.process.stop_signals import StopSignals
-from ecrm.rank.claim import Job
 from ecrm.run.auto_resume import AUTO_RESUME, gone_on_from
+from ecrm.run.claim import Job
 from ecrm.run.session_folders import session_folder
 from ecrm.session.begun_file import BegunFile
 from ecrm.transport.base import Transport

@@ -9,7 +9,7 @@ from torch import Tensor
 from ecrm.engine.engine import Engine
 from ecrm.errors import UsageError
 from ecrm.model.nested_state import unpacked
-from ecrm.rank.step_loop import SlotResult, SlotStep
+from ecrm.run.step_loop import SlotResult, SlotStep
 from ecrm.session.slot_work import SessionBatch, SessionBatches, SlotWork, replica_of
 from ecrm.transport.digests import tensor_digest
 

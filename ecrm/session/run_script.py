@@ -27,12 +27,12 @@ from ecrm.errors import EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageEr
 from ecrm.model.determinism import prepare_torch, seed_slot
 from ecrm.process.gpu import is_lost
 from ecrm.process.guard import Guarded
-from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
-from ecrm.rank.check_start import check_kernels
-from ecrm.rank.claim import Job
-from ecrm.rank.collective_check import collective_check
-from ecrm.rank.rank_run import RunStopped
+from ecrm.run.check_start import check_kernels
+from ecrm.run.claim import Job
+from ecrm.run.collective_check import collective_check
+from ecrm.run.rank_run import RunStopped
+from ecrm.run.run_rank import run_rank
 from ecrm.session.own_frames import own_line, own_traceback
 from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, be
 

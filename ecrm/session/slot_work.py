@@ -26,8 +26,8 @@ from ecrm.model.unseen_state import (
     of_module,
     used_by,
 )
-from ecrm.rank.finite import NO_SCALE
-from ecrm.rank.step_loop import SlotResult, SlotStep
+from ecrm.run.finite import NO_SCALE
+from ecrm.run.step_loop import SlotResult, SlotStep
 from ecrm.session.batch_digest import batch_digest
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.body_watch import BodyWatch, Modes

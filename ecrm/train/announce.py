@@ -8,7 +8,7 @@ from ecrm.base.wording import counted
 from ecrm.config.schema import Config
 from ecrm.model.dlrm import resolve_dense_arch
 from ecrm.protection.base import Protection
-from ecrm.rank.announce import start_in_words as any_start_in_words
+from ecrm.run.announce import start_in_words as any_start_in_words
 
 
 def own_fields(config: Config) -> dict[str, Any]:

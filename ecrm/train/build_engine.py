@@ -19,7 +19,7 @@ from ecrm.placement.view import View
 from ecrm.process.device import device_of
 from ecrm.process.ready import Loading, ready_spares
 from ecrm.protection.base import Protection
-from ecrm.rank.policy import policy_of
+from ecrm.run.policy import policy_of
 from ecrm.storage import resolve_backend
 from ecrm.transport.base import Transport
 

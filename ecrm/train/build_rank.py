@@ -10,10 +10,10 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.model.dlrm import resolve_dense_arch
 from ecrm.process.stop_signals import StopSignals
-from ecrm.rank.build_rank import Rank
-from ecrm.rank.build_rank import build_rank as build_any_rank
-from ecrm.rank.claim import ClaimedRun
-from ecrm.rank.connect import Cluster
+from ecrm.run.build_rank import Rank
+from ecrm.run.build_rank import build_rank as build_any_rank
+from ecrm.run.claim import ClaimedRun
+from ecrm.run.connect import Cluster
 from ecrm.train.build_engine import build_engine
 from ecrm.transport.base import Transport
 
@@ -26,7 +26,7 @@ def build_rank(
     stop: StopSignals,
     waiting: Callable[[str], None],
 ) -> Rank:
-    """Collective: the rank with its tables, as from `ecrm.rank.build_rank`."""
+    """Collective: the rank with its tables, as from `ecrm.run.build_rank`."""
 
     def make_engine(transport: Transport, hooks: Hooks, allocate: Allocate) -> Engine:
         return build_engine(

@@ -11,9 +11,9 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.data.dataset_info import read_manifest
 from ecrm.errors import UsageError
 from ecrm.process.preflight import host_name
-from ecrm.rank.check_start import check_alike, check_kernels, check_started
-from ecrm.rank.collective_check import collective_check
-from ecrm.rank.consistency import Alike, Given, given_of
+from ecrm.run.check_start import check_alike, check_kernels, check_started
+from ecrm.run.collective_check import collective_check
+from ecrm.run.consistency import Alike, Given, given_of
 from ecrm.run.plan import plan
 from ecrm.transport.base import Transport
 

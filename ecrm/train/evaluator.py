@@ -11,7 +11,7 @@ from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
-from ecrm.rank.finite import FiniteWatch
+from ecrm.run.finite import FiniteWatch
 from ecrm.train.evaluate import Evaluation, evaluate
 from ecrm.train.history import FALLS, History
 from ecrm.train.progress import Progress

@@ -10,15 +10,15 @@ import torch
 from ecrm.base.console import Waiting, say
 from ecrm.process.device import gpu_trained_on
 from ecrm.process.guard import Guarded
-from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
-from ecrm.rank.announce import start_fields, tell_end
-from ecrm.rank.build_rank import Rank
-from ecrm.rank.claim import ClaimedRun, Job, claim_run
-from ecrm.rank.connect import Cluster, connect
-from ecrm.rank.ending import Record
-from ecrm.rank.memory_check import check_gpu_memory
+from ecrm.run.announce import start_fields, tell_end
+from ecrm.run.build_rank import Rank
+from ecrm.run.claim import ClaimedRun, Job, claim_run
+from ecrm.run.connect import Cluster, connect
+from ecrm.run.ending import Record
+from ecrm.run.memory_check import check_gpu_memory
 from ecrm.run.plan import BuiltIn
+from ecrm.run.run_rank import run_rank
 from ecrm.train.announce import own_fields, pace, start_in_words
 from ecrm.train.build_engine import spaces_of
 from ecrm.train.build_rank import build_rank

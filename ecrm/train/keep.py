@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from ecrm.checkpoint.compatibility import HELD_OUT
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.checkpoint.keeper import Checkpoints
-from ecrm.rank.build_rank import Rank
-from ecrm.rank.claim import ClaimedRun
-from ecrm.rank.keep import checkpoints_of, inherit_best
+from ecrm.run.build_rank import Rank
+from ecrm.run.claim import ClaimedRun
+from ecrm.run.keep import checkpoints_of, inherit_best
 from ecrm.train.history import History
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ecrm.engine.engine import Engine
 from ecrm.engine.step_log import StepLog
 from ecrm.metrics import auc
-from ecrm.rank.progress import MOST_FINISHED, Measured, StepProgress, Tell, window_start
+from ecrm.run.progress import MOST_FINISHED, Measured, StepProgress, Tell, window_start
 
 MOST_SCORED = 1 << 18
 """Most samples in the AUC of a progress step, but at least the samples of one step.

@@ -15,11 +15,11 @@ from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
 from ecrm.model.slot_batch import SlotBatch, SlotForward, backward, forward
-from ecrm.rank.ending import Ending, Record
-from ecrm.rank.finite import FiniteWatch
-from ecrm.rank.progress import Tell
-from ecrm.rank.rank_run import RankRun, RunStopped
-from ecrm.rank.step_loop import SlotResult, SlotStep, StepLoop
+from ecrm.run.ending import Ending, Record
+from ecrm.run.finite import FiniteWatch
+from ecrm.run.progress import Tell
+from ecrm.run.rank_run import RankRun, RunStopped
+from ecrm.run.step_loop import SlotResult, SlotStep, StepLoop
 from ecrm.train.bad_data import Readings
 from ecrm.train.build_engine import dense_of
 from ecrm.train.evaluator import Evaluator

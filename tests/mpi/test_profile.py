@@ -7,7 +7,7 @@ import subprocess
 
 import torch
 
-from ecrm.rank.profile import Profile, ProfiledTransport, chrome_trace, table
+from ecrm.run.profile import Profile, ProfiledTransport, chrome_trace, table
 from ecrm.transport.base import Transport
 from ecrm.transport.wire import packed_bytes
 from support.drilling import RUN_SECONDS, launch_words
@@ -37,7 +37,7 @@ class Alone(Transport):
 
 def test_time_and_bytes_go_to_the_phase_they_were_spent_in(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("ecrm.rank.profile.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("ecrm.run.profile.time.perf_counter", lambda: now[0])
     profile = Profile(0)
     transport = ProfiledTransport(Alone(), profile)
 

@@ -14,7 +14,7 @@ TWO = ("--servers", "1", "--trainers", "1", "--spares", "0", "--protection", "no
 
 SHARES = """
 import sys
-from ecrm.rank.collective_check import share_json
+from ecrm.run.collective_check import share_json
 from ecrm.session.rank import this_rank
 
 transport = this_rank().transport
@@ -27,7 +27,7 @@ from ecrm.session.rank import this_rank
 
 if this_rank().transport.rank == 1:
     raise ValueError("one rank has no data")
-from ecrm.rank.collective_check import collective_check
+from ecrm.run.collective_check import collective_check
 collective_check(this_rank().transport, lambda: None)  # as a Session does
 print("never")
 """

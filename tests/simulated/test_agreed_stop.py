@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from ecrm.errors import EcrmError
-from ecrm.process.agreed_stop import agree_on_stop
+from ecrm.run.agreed_stop import agree_on_stop
 from ecrm.run.run_folder import PROBE_BYTES, RunFolder
 from ecrm.transport.simulated import SimulatedCluster
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ecrm.errors import EcrmError, UsageError
-from ecrm.rank import collective_check
-from ecrm.rank.collective_check import on_one_rank, own_folder
+from ecrm.run import collective_check
+from ecrm.run.collective_check import on_one_rank, own_folder
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 
 

@@ -16,7 +16,7 @@ from ecrm.engine.step_replay import StepReplay
 from ecrm.placement.tables import Table
 from ecrm.process.counted_transport import CountedTransport
 from ecrm.protection.rebuild import Group, Rebuild
-from ecrm.rank.profile import Profile, ProfiledTransport
+from ecrm.run.profile import Profile, ProfiledTransport
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import TinyDense, Workload, make_engine, run_workload, train_step
 from ecrm.transport.base import WrappedTransport

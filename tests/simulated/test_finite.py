@@ -19,7 +19,7 @@ from ecrm.model.dlrm import build_dense_parts
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.model.slot_batch import SlotBatch
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.rank.finite import NO_SCALE, FiniteWatch
+from ecrm.run.finite import NO_SCALE, FiniteWatch
 from ecrm.simulate.workload import Workload, make_engine, run_workload, train_step
 from ecrm.train.finite import origin
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster

@@ -14,7 +14,7 @@ import pytest
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find, locate, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
-from ecrm.rank.collective_check import on_one_rank
+from ecrm.run.collective_check import on_one_rank
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.train.evaluate import Evaluation
 from ecrm.train.history import History

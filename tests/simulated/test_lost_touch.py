@@ -13,8 +13,8 @@ import torch
 from ecrm.engine.failures import MOST_IN_VAIN
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import LostTouch, StrayRow, Unrecoverable, UsageError
-from ecrm.process.run_rank import say_why
-from ecrm.rank.collective_check import share_json
+from ecrm.run.collective_check import share_json
+from ecrm.run.run_rank import say_why
 from ecrm.simulate import workload as workload_module
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload

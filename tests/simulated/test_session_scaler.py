@@ -20,8 +20,8 @@ from ecrm.engine.hooks import Hooks
 from ecrm.errors import NotFinite
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.replicate import ReplicateProtection
-from ecrm.rank import finite
-from ecrm.rank.finite import FiniteWatch
+from ecrm.run import finite
+from ecrm.run.finite import FiniteWatch
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
 from ecrm.simulate.workload import Workload

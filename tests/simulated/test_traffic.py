@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ecrm.kernels.dispatch import taken
-from ecrm.rank.traffic import Traffic, gather
+from ecrm.run.traffic import Traffic, gather
 from ecrm.transport.simulated import SimulatedCluster
 
 ONE_ROW = 3 * 8 + 16

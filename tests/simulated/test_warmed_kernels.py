@@ -18,7 +18,7 @@ from ecrm.ops import _Interact
 from ecrm.placement.initial_values import Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.rank.warm_up import shapes_of
+from ecrm.run.warm_up import shapes_of
 from ecrm.session.pooling import _summed
 from ecrm.simulate.workload import Workload, make_engine, train_step
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster

@@ -19,11 +19,11 @@ from ecrm.engine.hooks import Hooks
 from ecrm.events import check_event
 from ecrm.imitated_gpu import imitated_gpu
 from ecrm.protection import make_protection
-from ecrm.rank.connect import start_view
-from ecrm.rank.ending import Record
-from ecrm.rank.reporter import Reporter
-from ecrm.rank.traffic import Traffic
+from ecrm.run.connect import start_view
+from ecrm.run.ending import Record
+from ecrm.run.reporter import Reporter
 from ecrm.run.run_folder import RunFolder
+from ecrm.run.traffic import Traffic
 from ecrm.train.build_engine import build_engine
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport

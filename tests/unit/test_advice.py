@@ -28,10 +28,10 @@ from ecrm.launch.memory_needs import check_memory
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.model import dlrm
 from ecrm.protection import make_protection
-from ecrm.rank.check_start import use_device, use_instruction_set
-from ecrm.rank.claim import check_shared
-from ecrm.rank.connect import start_view
-from ecrm.rank.memory_check import judge_gpus, judged
+from ecrm.run.check_start import use_device, use_instruction_set
+from ecrm.run.claim import check_shared
+from ecrm.run.connect import start_view
+from ecrm.run.memory_check import judge_gpus, judged
 from ecrm.run.plan import kept_by, plan, plan_start
 from ecrm.storage import prefault, resolve_backend
 from ecrm.train.check_inputs import _open

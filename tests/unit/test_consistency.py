@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ecrm.config import load_config
-from ecrm.rank.consistency import Given
-from ecrm.rank.consistency import unlike as unlike_by
+from ecrm.run.consistency import Given
+from ecrm.run.consistency import unlike as unlike_by
 from ecrm.train.check_inputs import ALIKE, given
 
 

@@ -15,9 +15,9 @@ from ecrm.config import load_config
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.device import card_of, device_of, gpu_memory, trained_on, use_device
-from ecrm.rank import check_start
-from ecrm.rank.announce import start_in_words
-from ecrm.rank.check_start import check_kernels, check_trained_on
+from ecrm.run import check_start
+from ecrm.run.announce import start_in_words
+from ecrm.run.check_start import check_kernels, check_trained_on
 from ecrm.transport.simulated import SimulatedCluster
 
 

@@ -11,8 +11,8 @@ from ecrm.errors import EcrmError, UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.rank import memory_check
-from ecrm.rank.memory_check import (
+from ecrm.run import memory_check
+from ecrm.run.memory_check import (
     check_gpu_memory,
     check_memory,
     judge_gpus,

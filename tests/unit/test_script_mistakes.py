@@ -14,7 +14,7 @@ from ecrm.config.script import Script
 from ecrm.errors import EcrmError
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.calls import Calls
-from ecrm.rank.claim import Job
+from ecrm.run.claim import Job
 from ecrm.session import build
 from ecrm.session import rank as session_rank
 from ecrm.session.rank import ThisRank

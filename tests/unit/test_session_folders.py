@@ -9,8 +9,8 @@ from ecrm.config import load_config
 from ecrm.launch.launcher import RunFailed, judge
 from ecrm.launch.supervise import Ending
 from ecrm.launch.watch import Watch
-from ecrm.rank.claim import Job
 from ecrm.run.auto_resume import AUTO_RESUME, look
+from ecrm.run.claim import Job
 from ecrm.run.session_folders import newest_session, session_folder
 from ecrm.session.rank import ThisRank
 

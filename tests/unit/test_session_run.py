@@ -19,8 +19,8 @@ from ecrm.model.nested_state import packed
 from ecrm.placement.initial_values import Values
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
-from ecrm.rank.claim import Job
 from ecrm.run.auto_resume import check_same
+from ecrm.run.claim import Job
 from ecrm.session.build import LastWords, _check, _config, check_weights
 from ecrm.session.progress import SessionProgress
 from ecrm.session.run import Wanted

@@ -18,7 +18,7 @@ from ecrm.engine.slot_faults import (
     together,
     together_in,
 )
-from ecrm.rank.whereabouts import Whereabouts
+from ecrm.run.whereabouts import Whereabouts
 
 SLOT, NEXT = Place(7, 1), Place(8, 1)
 SCORED = Place(7, 1, EVALUATION)

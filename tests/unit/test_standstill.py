@@ -7,8 +7,8 @@ import pytest
 
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.slot_faults import Place
-from ecrm.rank import standstill
-from ecrm.rank.standstill import Standstill
+from ecrm.run import standstill
+from ecrm.run.standstill import Standstill
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ecrm.engine.step_log import StepLog
-from ecrm.rank import progress as module
-from ecrm.rank.progress import window_start
+from ecrm.run import progress as module
+from ecrm.run.progress import window_start
 from ecrm.run.run_folder import RunFolder
 from ecrm.train.progress import Progress, note_of, read_note
 

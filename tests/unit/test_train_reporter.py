@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ecrm.rank.reporter import KEPT_COMMITS, Reporter
+from ecrm.run.reporter import KEPT_COMMITS, Reporter
 from ecrm.run.run_folder import RunFolder
 
 

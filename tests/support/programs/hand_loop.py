@@ -18,7 +18,7 @@ from ecrm.engine.slot_faults import Place
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
-from ecrm.rank.rank_run import RankRun
+from ecrm.run.rank_run import RankRun
 from ecrm.session.build import start_run
 from ecrm.session.run import Wanted
 

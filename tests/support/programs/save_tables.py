@@ -13,10 +13,10 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.table_digest import gather_rows
 from ecrm.protection import make_protection
-from ecrm.rank.connect import start_view
-from ecrm.rank.ending import Record
-from ecrm.rank.traffic import Traffic
+from ecrm.run.connect import start_view
+from ecrm.run.ending import Record
 from ecrm.run.run_folder import RunFolder
+from ecrm.run.traffic import Traffic
 from ecrm.storage.base import Store
 from ecrm.train.build_engine import build_engine
 from ecrm.train.trainer import Trainer

@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from ecrm.base.allocate import ReusableBuffer
-from ecrm.rank.collective_check import introduce
+from ecrm.run.collective_check import introduce
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Part, Picked, Received, gathered, matrix
 from ecrm.transport.mpi import CLOSE_SECONDS, MpiTransport

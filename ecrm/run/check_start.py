@@ -12,8 +12,8 @@ from ecrm.errors import UsageError
 from ecrm.kernels import native
 from ecrm.process.device import DEVICES, device_of, trained_on, use_device
 from ecrm.process.gpu import GpuPulse
-from ecrm.rank.collective_check import collective_check, share_json
-from ecrm.rank.consistency import Alike, Given, unlike
+from ecrm.run.collective_check import collective_check, share_json
+from ecrm.run.consistency import Alike, Given, unlike
 from ecrm.transport.base import Transport
 
 

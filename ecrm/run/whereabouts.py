@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ecrm.engine.slot_faults import PARTS, Place
-from ecrm.rank.collective_check import share_at_start
+from ecrm.run.collective_check import share_at_start
 from ecrm.transport.base import Transport
 
 _NOWHERE = 0

@@ -16,8 +16,8 @@ from ecrm.errors import UsageError
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import RowSpace
 from ecrm.process.linux import memory_bytes
-from ecrm.rank.collective_check import collective_check, share_json
-from ecrm.rank.connect import Cluster
+from ecrm.run.collective_check import collective_check, share_json
+from ecrm.run.connect import Cluster
 from ecrm.storage.base import VECTOR, state_shapes
 from ecrm.transport.base import Transport
 

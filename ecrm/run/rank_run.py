@@ -9,10 +9,10 @@ from typing import Any
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StopAgreed
-from ecrm.process.agreed_stop import agree_on_stop
-from ecrm.rank.ending import Ending, Record
-from ecrm.rank.finite import FiniteWatch
-from ecrm.rank.progress import StepProgress
+from ecrm.run.agreed_stop import agree_on_stop
+from ecrm.run.ending import Ending, Record
+from ecrm.run.finite import FiniteWatch
+from ecrm.run.progress import StepProgress
 
 
 class RunStopped(SystemExit):

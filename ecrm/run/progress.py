@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ecrm.engine.engine import Engine
-from ecrm.rank.reporter import KEPT_COMMITS
+from ecrm.run.reporter import KEPT_COMMITS
 
 MOST_FINISHED = 1000
 """Most steps between progress steps, however rarely a line is printed.

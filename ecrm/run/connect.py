@@ -14,8 +14,8 @@ from ecrm.process.cores import AUTO, POLL, Cores
 from ecrm.process.preflight import host_name
 from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
-from ecrm.rank.claim import ClaimedRun
-from ecrm.rank.collective_check import collective_check, introduce, share_json
+from ecrm.run.claim import ClaimedRun
+from ecrm.run.collective_check import collective_check, introduce, share_json
 from ecrm.run.plan import view_over
 from ecrm.transport.base import Transport
 

@@ -16,7 +16,7 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import Place
 from ecrm.faults.kill import Kill
 from ecrm.placement.view import View
-from ecrm.rank.finite import REMEDY
+from ecrm.run.finite import REMEDY
 from ecrm.run.run_folder import RunFolder
 
 PROGRESS = "progress"

@@ -19,19 +19,19 @@ from ecrm.engine.table_digest import table_digests
 from ecrm.errors import ParityMismatch
 from ecrm.process.memory import resident_bytes
 from ecrm.protection.base import VerifyReport
-from ecrm.rank.profile import Profile, chrome_trace, gather, table
-from ecrm.rank.progress import StepProgress
-from ecrm.rank.summary import (
+from ecrm.run.auto_resume import lives_of
+from ecrm.run.profile import Profile, chrome_trace, gather, table
+from ecrm.run.progress import StepProgress
+from ecrm.run.run_folder import RunFolder
+from ecrm.run.summary import (
     Outcome,
     checkpoint_json,
     stopped_in_words,
     stopped_json,
     summary_json,
 )
-from ecrm.rank.traffic import Traffic
-from ecrm.rank.traffic import gather as gather_traffic
-from ecrm.run.auto_resume import lives_of
-from ecrm.run.run_folder import RunFolder
+from ecrm.run.traffic import Traffic
+from ecrm.run.traffic import gather as gather_traffic
 from ecrm.transport.message import tensors
 
 

@@ -15,9 +15,9 @@ from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 from ecrm.faults.kill import Kill
 from ecrm.process.preflight import host_name
-from ecrm.rank.collective_check import collective_check, on_one_rank, own_folder
-from ecrm.rank.durable_state import DurableState, durable_state
 from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
+from ecrm.run.collective_check import collective_check, on_one_rank, own_folder
+from ecrm.run.durable_state import DurableState, durable_state
 from ecrm.run.plan import Start, plan_start
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import RunLock, check_run_dir

@@ -19,9 +19,9 @@ from ecrm.faults.kill import Kill, unfired
 from ecrm.kernels import native
 from ecrm.process.device import gpu_memory
 from ecrm.protection.base import Protection, VerifyReport
-from ecrm.rank.build_rank import Rank
-from ecrm.rank.claim import ClaimedRun
-from ecrm.rank.connect import Cluster
+from ecrm.run.build_rank import Rank
+from ecrm.run.claim import ClaimedRun
+from ecrm.run.connect import Cluster
 from ecrm.run.run_folder import RunFolder
 from ecrm.storage import resolve_backend
 

@@ -14,17 +14,17 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.process.ready import ReadyMemory, ready_spares
 from ecrm.process.stop_signals import StopSignals
-from ecrm.rank.claim import ClaimedRun
-from ecrm.rank.collective_check import collective_check
-from ecrm.rank.connect import Cluster
-from ecrm.rank.finite import REMEDY, FiniteWatch
-from ecrm.rank.inject_faults import InjectedFaults
-from ecrm.rank.profile import Profile, ProfiledTransport
-from ecrm.rank.progress import MOST_FINISHED
-from ecrm.rank.reporter import Reporter
-from ecrm.rank.standstill import Standstill
-from ecrm.rank.traffic import Traffic
-from ecrm.rank.warm_up import warm_up_kernels
+from ecrm.run.claim import ClaimedRun
+from ecrm.run.collective_check import collective_check
+from ecrm.run.connect import Cluster
+from ecrm.run.finite import REMEDY, FiniteWatch
+from ecrm.run.inject_faults import InjectedFaults
+from ecrm.run.profile import Profile, ProfiledTransport
+from ecrm.run.progress import MOST_FINISHED
+from ecrm.run.reporter import Reporter
+from ecrm.run.standstill import Standstill
+from ecrm.run.traffic import Traffic
+from ecrm.run.warm_up import warm_up_kernels
 from ecrm.transport.base import Transport
 
 

@@ -11,7 +11,7 @@ from ecrm.config.schema import Config
 from ecrm.kernels.warm_up import Shapes, warm_up
 from ecrm.placement.tables import RowSpace
 from ecrm.process.device import DEVICES, device_of
-from ecrm.rank.collective_check import share_json
+from ecrm.run.collective_check import share_json
 from ecrm.transport.base import Transport
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from ecrm.base.console import say
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
-from ecrm.rank.build_rank import Rank
-from ecrm.rank.claim import ClaimedRun
-from ecrm.rank.collective_check import on_one_rank
+from ecrm.run.build_rank import Rank
+from ecrm.run.claim import ClaimedRun
+from ecrm.run.collective_check import on_one_rank
 
 
 def checkpoints_of(
