@@ -43,8 +43,8 @@ from ecrm.checkpoint.row_file import SummedFile
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.placement.tables import Table
-from ecrm.simulate.oracle import Alone
-from ecrm.simulate.workload import Workload, make_engine
+from ecrm.testing.simulate.oracle import Alone
+from ecrm.testing.simulate.workload import Workload, make_engine
 from lib.disturbance import around_a_checkpoint
 from lib.measure import REGIME_DATA, device, prepare, target, write_csv
 from lib.table_rows import read_rows

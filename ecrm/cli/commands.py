@@ -19,7 +19,6 @@ from ecrm import __version__
 from ecrm.base.paths import typed_path, typed_path_text
 from ecrm.cli.drill import add_parser as add_drill
 from ecrm.cli.export import add_parser as add_export
-from ecrm.cli.simulate import add_parser as add_simulate
 from ecrm.config import effective, load_config, reference
 from ecrm.config.script import Script, is_script
 from ecrm.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
@@ -134,7 +133,10 @@ def make_parser() -> argparse.ArgumentParser:
 
     add_drill(commands, _add_drill_options, _usage("drill"), _trained)
 
-    add_simulate(commands)
+    if importlib.util.find_spec("ecrm.testing") is not None:  # a part for developers
+        from ecrm.testing.simulate.command import add_parser as add_simulate
+
+        add_simulate(commands)
 
     add_export(commands)
 

@@ -1,7 +1,7 @@
 """The interface between the engine and the carriers of bytes between ranks.
 
 Three implementations run the same engine: `ecrm.transport.mpi` (MPI with ULFM),
-`ecrm.transport.simulated` (many ranks in one process, faults drawn from a seed) and
+`ecrm.testing.simulated_transport` (many ranks in one process, faults drawn from a seed) and
 `ecrm.transport.alone` (a single rank).
 
 A rank keeps its number for life: `rank` and `live` are numbers in the world at the start of the

@@ -14,7 +14,7 @@ import pytest
 from ecrm.errors import EcrmError
 from ecrm.run.agreed_stop import agree_on_stop
 from ecrm.run.run_folder import PROBE_BYTES, RunFolder
-from ecrm.transport.simulated import SimulatedCluster
+from ecrm.testing.simulated_transport import SimulatedCluster
 
 RANKS = 4
 

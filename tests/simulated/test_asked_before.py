@@ -15,7 +15,7 @@ from ecrm.protection.routing import MARK, ROWS
 from ecrm.session.batch_digest import batch_digest
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault, ProgramFailed
+from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from support.sessions import Batch, Layout, batch_of, run, two_tower
 
 KILLED = [PhaseFault(4, 3, "forward")]

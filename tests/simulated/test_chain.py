@@ -9,8 +9,8 @@ import torch
 
 from ecrm.placement.stripes import StripeShape
 from ecrm.protection.chain import ChainProtection
-from ecrm.simulate.schedule import draw
-from ecrm.simulate.simulation import run_schedule
+from ecrm.testing.simulate.schedule import draw
+from ecrm.testing.simulate.simulation import run_schedule
 from support.seeds import some_and_more
 
 

@@ -32,14 +32,14 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table
 from ecrm.protection.restoring import Restoring
-from ecrm.simulate.checkers import Checkers
-from ecrm.simulate.oracle import Truth, truth_of
-from ecrm.simulate.promise import Violation
-from ecrm.simulate.schedule import draw
-from ecrm.simulate.workload import Workload, make_engine, run_workload, train_step
 from ecrm.storage import store_factory
 from ecrm.storage.hosted import HostedShard
-from ecrm.transport.simulated import (
+from ecrm.testing.simulate.checkers import Checkers
+from ecrm.testing.simulate.oracle import Truth, truth_of
+from ecrm.testing.simulate.promise import Violation
+from ecrm.testing.simulate.schedule import draw
+from ecrm.testing.simulate.workload import Workload, make_engine, run_workload, train_step
+from ecrm.testing.simulated_transport import (
     PhaseFault,
     ProgramFailed,
     RandomFaults,

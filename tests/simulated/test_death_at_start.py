@@ -7,7 +7,7 @@ import pytest
 from ecrm.errors import EcrmError, UsageError
 from ecrm.run import collective_check
 from ecrm.run.collective_check import on_one_rank, own_folder
-from ecrm.transport.simulated import PhaseFault, SimulatedCluster
+from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 
 
 class Lock:

@@ -19,7 +19,7 @@ from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.session.alone import run_alone
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault
+from ecrm.testing.simulated_transport import PhaseFault
 from support.sessions import Layout, run
 
 DIM, FEATURES = 8, 4

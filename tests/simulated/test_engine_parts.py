@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import ecrm.simulate.workload as workload_module
+import ecrm.testing.simulate.workload as workload_module
 from ecrm.engine.computed import Computed
 from ecrm.engine.dense import SlicedSum
 from ecrm.engine.engine import Engine
@@ -17,11 +17,17 @@ from ecrm.placement.tables import Table
 from ecrm.process.counted_transport import CountedTransport
 from ecrm.protection.rebuild import Group, Rebuild
 from ecrm.run.profile import Profile, ProfiledTransport
-from ecrm.simulate.oracle import truth_of
-from ecrm.simulate.workload import TinyDense, Workload, make_engine, run_workload, train_step
+from ecrm.testing.simulate.oracle import truth_of
+from ecrm.testing.simulate.workload import (
+    TinyDense,
+    Workload,
+    make_engine,
+    run_workload,
+    train_step,
+)
+from ecrm.testing.simulated_transport import PhaseFault, RandomFaults, SimulatedCluster
 from ecrm.transport.base import WrappedTransport
 from ecrm.transport.piggyback import exchange, exchange_rounds
-from ecrm.transport.simulated import PhaseFault, RandomFaults, SimulatedCluster
 
 
 @pytest.mark.parametrize("holders", [(3,), (0, 2), (1, 4, 5, 9)])

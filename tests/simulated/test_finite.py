@@ -20,9 +20,9 @@ from ecrm.model.replica import FlatDenseReplica
 from ecrm.model.slot_batch import SlotBatch
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.run.finite import NO_SCALE, FiniteWatch
-from ecrm.simulate.workload import Workload, make_engine, run_workload, train_step
+from ecrm.testing.simulate.workload import Workload, make_engine, run_workload, train_step
+from ecrm.testing.simulated_transport import RandomFaults, SimulatedCluster
 from ecrm.train.finite import origin
-from ecrm.transport.simulated import RandomFaults, SimulatedCluster
 from support.training import train
 
 (SPACE,) = row_spaces([Table("a", 5, 4), Table("b", 7, 4)])

@@ -13,16 +13,16 @@ from ecrm.engine.hooks import Hooks
 from ecrm.imitated_gpu import HostMemoryExpected, ImitatedTensor, imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.placement.tables import Table
-from ecrm.simulate.schedule import draw
-from ecrm.simulate.simulation import Failed, run_schedule
-from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage.base import Store
 from ecrm.storage.undo import UndoLog
+from ecrm.testing.simulate.schedule import draw
+from ecrm.testing.simulate.simulation import Failed, run_schedule
+from ecrm.testing.simulate.workload import Workload, run_workload
+from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
+from ecrm.testing.simulated_transport import transport as simulated_transport
 from ecrm.transport import pinned
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Picked
-from ecrm.transport.simulated import PhaseFault, SimulatedCluster
-from ecrm.transport.simulated import transport as simulated_transport
 from ecrm.transport.staged import StagedTransport
 from support.gpu_waits import waits_for_gpu
 from support.gpus import Gpu

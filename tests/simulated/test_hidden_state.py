@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ecrm.model.determinism import prepared_torch
-from ecrm.simulate.hidden_state import HIDDEN
-from ecrm.simulate.schedule import draw
-from ecrm.simulate.session_job import SessionJob
-from ecrm.simulate.simulation import Failed, check_hidden_state
+from ecrm.testing.simulate.hidden_state import HIDDEN
+from ecrm.testing.simulate.schedule import draw
+from ecrm.testing.simulate.session_job import SessionJob
+from ecrm.testing.simulate.simulation import Failed, check_hidden_state
 
 
 def check(tmp_path, hides):

@@ -15,10 +15,10 @@ from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find, locate, n
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
 from ecrm.run.collective_check import on_one_rank
-from ecrm.simulate.workload import Workload, run_workload
+from ecrm.testing.simulate.workload import Workload, run_workload
+from ecrm.testing.simulated_transport import RandomFaults, RankKilled, SimulatedCluster
 from ecrm.train.evaluate import Evaluation
 from ecrm.train.history import History
-from ecrm.transport.simulated import RandomFaults, RankKilled, SimulatedCluster
 from support.simulating import dies_once
 
 

@@ -7,11 +7,11 @@ import pytest
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.protection.parity import ParityRows
-from ecrm.simulate.oracle import truth_of
-from ecrm.simulate.workload import Outcome, Workload, run_workload
 from ecrm.storage.base import Store
+from ecrm.testing.simulate.oracle import truth_of
+from ecrm.testing.simulate.workload import Outcome, Workload, run_workload
+from ecrm.testing.simulated_transport import ProgramFailed, RankKilled, SimulatedCluster
 from ecrm.transport.base import Transport
-from ecrm.transport.simulated import ProgramFailed, RankKilled, SimulatedCluster
 
 FAILS, DIES = 0, 1
 STEP = 5  # which is committed with either interval

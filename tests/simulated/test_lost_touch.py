@@ -15,11 +15,11 @@ from ecrm.engine.hooks import Hooks
 from ecrm.errors import LostTouch, StrayRow, Unrecoverable, UsageError
 from ecrm.run.collective_check import share_json
 from ecrm.run.run_rank import say_why
-from ecrm.simulate import workload as workload_module
-from ecrm.simulate.oracle import truth_of
-from ecrm.simulate.workload import Workload, run_workload
+from ecrm.testing.simulate import workload as workload_module
+from ecrm.testing.simulate.oracle import truth_of
+from ecrm.testing.simulate.workload import Workload, run_workload
+from ecrm.testing.simulated_transport import SimulatedCluster
 from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.simulated import SimulatedCluster
 
 FAILS_AT = 5
 

@@ -29,12 +29,12 @@ from ecrm.protection.mapped_files import dense_file, file_access, shard_file, wo
 from ecrm.protection.mapped_files.file_access import read_words
 from ecrm.protection.mapped_files.shard_file import ShardFile
 from ecrm.protection.mapped_files.words import Words
-from ecrm.simulate.oracle import truth_of
-from ecrm.simulate.schedule import draw
-from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage import store_factory
 from ecrm.storage.base import Store
-from ecrm.transport.simulated import RandomFaults, SimulatedCluster, SimulationError
+from ecrm.testing.simulate.oracle import truth_of
+from ecrm.testing.simulate.schedule import draw
+from ecrm.testing.simulate.workload import Workload, run_workload
+from ecrm.testing.simulated_transport import RandomFaults, SimulatedCluster, SimulationError
 from support.seeds import some_and_more
 from support.simulating import dies_once
 

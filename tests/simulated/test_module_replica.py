@@ -16,7 +16,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.storage import store_factory
-from ecrm.transport.simulated import PhaseFault, SimulatedCluster
+from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 
 TABLES = (Table("user", 50, 8), Table("item", 90, 8))
 SLOTS, STEPS, BATCH = 2, 9, 16

@@ -10,9 +10,9 @@ import pytest
 from ecrm.data.generate import generate_criteo
 from ecrm.data.prepare import prepare
 from ecrm.engine.step_log import StepLog
+from ecrm.testing.simulated_transport import PhaseFault, RandomFaults
 from ecrm.train import progress as module
 from ecrm.train.progress import Progress
-from ecrm.transport.simulated import PhaseFault, RandomFaults
 from support.simulating import dies_once
 from support.training import Telling, Trained, train
 

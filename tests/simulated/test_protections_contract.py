@@ -24,9 +24,9 @@ from ecrm.engine.hooks import Hooks
 from ecrm.errors import Unrecoverable
 from ecrm.protection import make_protection
 from ecrm.protection.base import VerifyReport
-from ecrm.simulate.workload import Outcome, Workload, run_workload
+from ecrm.testing.simulate.workload import Outcome, Workload, run_workload
+from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 from ecrm.transport.base import PeerFailure
-from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 from support.paths import ROOT
 from support.promises import (
     CHECKPOINT_EVERY,

@@ -14,9 +14,9 @@ from ecrm.engine.replica_check import FIRST_STEPS, ReplicaCheck
 from ecrm.errors import ReplicasDiffer
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
+from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from ecrm.transport.base import WORD_BITS
 from ecrm.transport.digests import digest_of, entry_digests
-from ecrm.transport.simulated import PhaseFault, ProgramFailed
 from support.sessions import Layout, Train, run, train_two_tower
 
 ODD, STEP = 4, 6

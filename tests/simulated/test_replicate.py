@@ -12,9 +12,9 @@ from ecrm.placement.tables import Table
 from ecrm.protection.backup import BackupRows
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.replicate import ReplicateProtection
-from ecrm.simulate.schedule import draw
-from ecrm.simulate.simulation import Failed, run_schedule
-from ecrm.simulate.workload import Workload
+from ecrm.testing.simulate.schedule import draw
+from ecrm.testing.simulate.simulation import Failed, run_schedule
+from ecrm.testing.simulate.workload import Workload
 from support.seeds import some_and_more
 
 
@@ -113,7 +113,7 @@ def test_a_broken_protection_is_caught(monkeypatch, broken):
     elif broken == "too many may die":
         monkeypatch.setattr(ReplicateProtection, "check_losses", lambda self, *losses: None)
         monkeypatch.setattr(
-            "ecrm.simulate.promise._too_many_since_commit", lambda engine, gone, m: False
+            "ecrm.testing.simulate.promise._too_many_since_commit", lambda engine, gone, m: False
         )
     else:
         monkeypatch.setattr(ReplicateProtection, "adopt", _thinks_all_is_delivered)

@@ -13,22 +13,22 @@ from types import SimpleNamespace
 
 import pytest
 
-import ecrm.simulate.simulation as run_module
+import ecrm.testing.simulate.simulation as run_module
 from ecrm.base.console import Progress
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.step_log import StepLog
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.simulate import seed_range
-from ecrm.simulate.checkers import Checkers
-from ecrm.simulate.oracle import Truth, truth_of
-from ecrm.simulate.promise import Circle, crowded, widest_k
-from ecrm.simulate.schedule import draw, parse_seed
-from ecrm.simulate.seed_range import SimulationFailed, run_range
-from ecrm.simulate.simulation import Failed, run_schedule
-from ecrm.simulate.workload import TinyDense, Workload, run_workload
-from ecrm.transport.simulated import PhaseFault, SimulatedCluster
-from ecrm.transport.simulated.baton import Baton
+from ecrm.testing.simulate import seed_range
+from ecrm.testing.simulate.checkers import Checkers
+from ecrm.testing.simulate.oracle import Truth, truth_of
+from ecrm.testing.simulate.promise import Circle, crowded, widest_k
+from ecrm.testing.simulate.schedule import draw, parse_seed
+from ecrm.testing.simulate.seed_range import SimulationFailed, run_range
+from ecrm.testing.simulate.simulation import Failed, run_schedule
+from ecrm.testing.simulate.workload import TinyDense, Workload, run_workload
+from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
+from ecrm.testing.simulated_transport.baton import Baton
 from support.canaries import CANARIES, Canary
 from support.paths import ROOT
 from support.seeds import some_and_more

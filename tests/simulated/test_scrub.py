@@ -9,9 +9,16 @@ import torch
 from ecrm.placement.tables import Table
 from ecrm.protection.coding import ReedSolomon
 from ecrm.protection.coding.code import find_wrong_unit
-from ecrm.simulate.oracle import truth_of
-from ecrm.simulate.workload import Workload, rows_of, run_workload
-from ecrm.transport.simulated import AFTER, BEFORE, DURING, Fault, PhaseFault, SimulatedCluster
+from ecrm.testing.simulate.oracle import truth_of
+from ecrm.testing.simulate.workload import Workload, rows_of, run_workload
+from ecrm.testing.simulated_transport import (
+    AFTER,
+    BEFORE,
+    DURING,
+    Fault,
+    PhaseFault,
+    SimulatedCluster,
+)
 
 WHOLE = 1000
 """So many rows per scrub that one check covers a whole row space.

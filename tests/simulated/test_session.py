@@ -17,7 +17,7 @@ from ecrm.model.determinism import prepared_torch
 from ecrm.session.alone import run_alone
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault
+from ecrm.testing.simulated_transport import PhaseFault
 from support.sessions import (
     Layout,
     Left,

@@ -21,7 +21,7 @@ from ecrm.session.data import Indexed
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
 from ecrm.session.streams import Streams
-from ecrm.transport.simulated import PhaseFault, ProgramFailed
+from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from support.sessions import Layout, Left, Train, run
 from support.stub_workers import StubWorker
 

@@ -14,7 +14,7 @@ from ecrm.errors import UsageError
 from ecrm.session.alone import run_alone
 from ecrm.session.run import Started, Wanted
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault, ProgramFailed
+from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from support.sessions import Train, run, train_two_tower
 
 CHECKED, STEPS = 3, 5

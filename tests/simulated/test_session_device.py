@@ -16,7 +16,7 @@ from ecrm.model.determinism import prepared_torch
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.session import device
 from ecrm.session.device import move, session_device
-from ecrm.transport.simulated import PhaseFault
+from ecrm.testing.simulated_transport import PhaseFault
 from support.sessions import Layout, run, train_two_tower
 
 

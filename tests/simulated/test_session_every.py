@@ -11,7 +11,7 @@ from simulated.test_session_stop import batch_of, layout, trained
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault
+from ecrm.testing.simulated_transport import PhaseFault
 from support.sessions import Left, run
 
 DEATHS = [

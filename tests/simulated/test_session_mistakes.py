@@ -17,7 +17,7 @@ from ecrm.errors import ScriptFailed, StrayId, UsageError
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault, ProgramFailed
+from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from support.sessions import ROWS, Layout, Left, Small, Train, run, train_two_tower
 
 SMALL = Layout(

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault
+from ecrm.testing.simulated_transport import PhaseFault
 from support.programs.torchrec_models import MODELS, train
 from support.sessions import Layout, Left, Train, run
 

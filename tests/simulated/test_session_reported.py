@@ -18,7 +18,7 @@ from ecrm.checkpoint.restore import Restorer
 from ecrm.model.nested_state import leaves, read
 from ecrm.session.session import Session
 from ecrm.session.step_loop import ended_early
-from ecrm.transport.simulated import PhaseFault, ProgramFailed
+from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from support.sessions import Layout, Left, run
 
 VALUES = {2: 0.5, 4: 0.8, 6: 0.7, 8: 0.8, 10: 0.9}

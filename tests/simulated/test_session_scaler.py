@@ -24,9 +24,9 @@ from ecrm.run import finite
 from ecrm.run.finite import FiniteWatch
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
-from ecrm.simulate.workload import Workload
+from ecrm.testing.simulate.workload import Workload
+from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 from ecrm.transport.base import Transport
-from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 from support.promises import CHECKPOINT_EVERY, GOES_ON, PROMISES, Promise
 from support.sessions import Layout, Left, run, starter
 

@@ -11,11 +11,11 @@ import ecrm.session.slot_work as slot_work
 from ecrm.config.schema import ProtectionConfig
 from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.session.streams import StreamSource
-from ecrm.simulate.promise import Violation
-from ecrm.simulate.schedule import draw
-from ecrm.simulate.seed_range import run_range
-from ecrm.simulate.seen import Seen, check_seen
-from ecrm.simulate.simulation import Failed, run_schedule
+from ecrm.testing.simulate.promise import Violation
+from ecrm.testing.simulate.schedule import draw
+from ecrm.testing.simulate.seed_range import run_range
+from ecrm.testing.simulate.seen import Seen, check_seen
+from ecrm.testing.simulate.simulation import Failed, run_schedule
 
 SEVEN = ProtectionConfig.__dataclass_fields__["name"].metadata["rule"].choices
 

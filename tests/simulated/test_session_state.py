@@ -18,7 +18,7 @@ from ecrm.protection.replicate import ReplicateProtection
 from ecrm.session import session as session_module
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault
+from ecrm.testing.simulated_transport import PhaseFault
 from support.sessions import Layout, Left, Train, TwoTower, run, train_two_tower
 
 STEPS = 6

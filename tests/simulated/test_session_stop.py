@@ -19,7 +19,7 @@ from ecrm.protection.replicate import ReplicateProtection
 from ecrm.session import log_delivery
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault, RankKilled
+from ecrm.testing.simulated_transport import PhaseFault, RankKilled
 from support.sessions import ROWS, Layout, Left, Small, run
 
 STEPS = 20

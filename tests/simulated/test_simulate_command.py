@@ -1,6 +1,6 @@
 """`ecrm simulate` replays one seed, and runs a range of them."""
 
-from ecrm.simulate.schedule import parse_seed
+from ecrm.testing.simulate.schedule import parse_seed
 from support.commands import assert_one_line, ecrm
 
 

@@ -19,8 +19,8 @@ from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.none import NoProtection
 from ecrm.session.run import Started, Wanted
 from ecrm.session.session import Session
+from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed, RankKilled
 from ecrm.transport.base import PeerFailure
-from ecrm.transport.simulated import PhaseFault, ProgramFailed, RankKilled
 from support.sessions import Layout, Left, batch_of, run, train_two_tower
 
 STEPS = 5

@@ -19,11 +19,11 @@ from ecrm.errors import DataError, UsageError
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
-from ecrm.simulate.oracle import truth_of
-from ecrm.simulate.schedule import draw
-from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage.base import NativeStore
-from ecrm.transport.simulated import PhaseFault, SimulatedCluster
+from ecrm.testing.simulate.oracle import truth_of
+from ecrm.testing.simulate.schedule import draw
+from ecrm.testing.simulate.workload import Workload, run_workload
+from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 
 ADAM = SparseOptimizer("adam", 0.02, weight_decay=0.1, decoupled=True)
 TABLES = (
@@ -129,7 +129,7 @@ def test_each_of_these_numbers_changes_the_rows():
 
 def test_a_rate_that_cannot_be_ends_all_ranks_alike(monkeypatch):
     monkeypatch.setattr(
-        "ecrm.simulate.workload.falling", lambda step: 1.0 if step < 3 else float("inf")
+        "ecrm.testing.simulate.workload.falling", lambda step: 1.0 if step < 3 else float("inf")
     )
     reported, errors, _ = run(WORKLOAD)
     assert not reported and len(errors) == WORKLOAD.world_size

@@ -26,13 +26,18 @@ from ecrm.placement.view import failures_left
 from ecrm.placement.view_change import plan_recovery
 from ecrm.protection.stand_in import LastSeen, StandIn
 from ecrm.protection.stateless import StatelessProtection
-from ecrm.simulate.checkers import Checkers, _hosts_its_shards
-from ecrm.simulate.promise import Violation, survivable
-from ecrm.simulate.workload import Outcome, Workload, rows_of, run_workload
 from ecrm.storage import store_factory
 from ecrm.storage.initial_rows import InitialRows
 from ecrm.storage.missing_rows import MissingRows
-from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, SimulatedCluster
+from ecrm.testing.simulate.checkers import Checkers, _hosts_its_shards
+from ecrm.testing.simulate.promise import Violation, survivable
+from ecrm.testing.simulate.workload import Outcome, Workload, rows_of, run_workload
+from ecrm.testing.simulated_transport import (
+    PhaseFault,
+    ProgramFailed,
+    RandomFaults,
+    SimulatedCluster,
+)
 from support.seeds import some_and_more
 from support.simulating import dies_once
 

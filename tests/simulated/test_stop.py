@@ -8,8 +8,8 @@ import pytest
 
 from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
-from ecrm.simulate.workload import Workload, make_engine, train_step
-from ecrm.transport.simulated import RandomFaults, SimulatedCluster
+from ecrm.testing.simulate.workload import Workload, make_engine, train_step
+from ecrm.testing.simulated_transport import RandomFaults, SimulatedCluster
 
 
 def stops(seed: int, interval: int, deaths: int) -> tuple[set[tuple[int, int]], int, int]:

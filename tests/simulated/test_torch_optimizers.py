@@ -35,7 +35,7 @@ from ecrm.model.nested_state import bytes_of
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault, ProgramFailed
+from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from support.sessions import Layout, Left, Train, run
 
 STEPS, STOP, SPARE = 7, 4, 5

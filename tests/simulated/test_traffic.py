@@ -6,7 +6,7 @@ import torch
 
 from ecrm.kernels.dispatch import taken
 from ecrm.run.traffic import Traffic, gather
-from ecrm.transport.simulated import SimulatedCluster
+from ecrm.testing.simulated_transport import SimulatedCluster
 
 ONE_ROW = 3 * 8 + 16
 """An 8-byte head, dtype and length, and ten bytes padded to 16."""

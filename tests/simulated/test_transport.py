@@ -10,8 +10,7 @@ from random import Random
 import pytest
 import torch
 
-from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.simulated import (
+from ecrm.testing.simulated_transport import (
     AFTER,
     BEFORE,
     DURING,
@@ -26,8 +25,9 @@ from ecrm.transport.simulated import (
     SimulationMismatch,
     SimulationTooLong,
 )
-from ecrm.transport.simulated.communicator import CallMismatch, Communicator
-from ecrm.transport.simulated.transport import SimulatedTransport
+from ecrm.testing.simulated_transport.communicator import CallMismatch, Communicator
+from ecrm.testing.simulated_transport.transport import SimulatedTransport
+from ecrm.transport.base import PeerFailure, Transport
 
 
 def number(value: int) -> list[torch.Tensor]:

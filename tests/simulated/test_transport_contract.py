@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ecrm.transport.simulated import RankKilled, SimulatedCluster
+from ecrm.testing.simulated_transport import RankKilled, SimulatedCluster
 from support.programs import transport_contract
 
 RANKS = transport_contract.WORLD_SIZE

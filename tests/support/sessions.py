@@ -36,9 +36,9 @@ from ecrm.protection.base import Protection
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.session.run import Started, Wanted
 from ecrm.session.session import Session
-from ecrm.simulate.session_job import SimulatedRun, session_engine
+from ecrm.testing.simulate.session_job import SimulatedRun, session_engine
+from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 from ecrm.transport.base import Transport
-from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 from support.gpus import Gpu
 
 META = torch.device("meta")

@@ -24,10 +24,10 @@ from ecrm.run.ending import Record
 from ecrm.run.reporter import Reporter
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.traffic import Traffic
+from ecrm.testing.simulated_transport import RankKilled, SimulatedCluster
 from ecrm.train.build_engine import build_engine
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport
-from ecrm.transport.simulated import RankKilled, SimulatedCluster
 
 
 @dataclass(frozen=True)

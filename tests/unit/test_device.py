@@ -18,7 +18,7 @@ from ecrm.process.device import card_of, device_of, gpu_memory, trained_on, use_
 from ecrm.run import check_start
 from ecrm.run.announce import start_in_words
 from ecrm.run.check_start import check_kernels, check_trained_on
-from ecrm.transport.simulated import SimulatedCluster
+from ecrm.testing.simulated_transport import SimulatedCluster
 
 
 def config(*sets):

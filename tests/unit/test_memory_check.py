@@ -21,7 +21,7 @@ from ecrm.run.memory_check import (
     shard_bytes,
 )
 from ecrm.storage.base import NativeStore
-from ecrm.transport.simulated import SimulatedCluster
+from ecrm.testing.simulated_transport import SimulatedCluster
 
 MB = 1_000_000
 

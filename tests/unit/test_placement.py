@@ -15,8 +15,8 @@ from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, conflicts, failures_left, keeps_apart, mark_whole
 from ecrm.placement.view_change import plan_recovery
-from ecrm.simulate.promise import Circle, Violation
-from ecrm.simulate.role_checks import check_apart, check_spares_first
+from ecrm.testing.simulate.promise import Circle, Violation
+from ecrm.testing.simulate.role_checks import check_apart, check_spares_first
 
 SHAPES = [
     (3, 2, 1),

@@ -19,10 +19,10 @@ from ecrm.errors import UsageError
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table
 from ecrm.process.ready import ReadyMemory
-from ecrm.simulate.oracle import truth_of
-from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage.prefault import Prefault
-from ecrm.transport.simulated import PhaseFault, SimulatedCluster
+from ecrm.testing.simulate.oracle import truth_of
+from ecrm.testing.simulate.workload import Workload, run_workload
+from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 HUGE_BYTES = 2 << 20

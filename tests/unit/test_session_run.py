@@ -25,7 +25,7 @@ from ecrm.session.build import LastWords, _check, _config, check_weights
 from ecrm.session.progress import SessionProgress
 from ecrm.session.run import Wanted
 from ecrm.session.trained_module import TrainedModule, digests_of, names_of, shapes_of
-from ecrm.transport.simulated import ProgramFailed, SimulatedCluster
+from ecrm.testing.simulated_transport import ProgramFailed, SimulatedCluster
 
 ADAGRAD = SparseOptimizer("adagrad", 0.1)
 PATH = Path("run/checkpoints/step-5")

@@ -14,7 +14,7 @@ from pyeclib.ec_iface import ECDriver
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
-from ecrm.simulate.workload import Workload, run_workload
+from ecrm.testing.simulate.workload import Workload, run_workload
 from ecrm.transport.message import in_groups
 from ecrm.transport.mpi import MpiTransport
 

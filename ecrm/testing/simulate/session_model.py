@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ecrm.base.wording import counted
-from ecrm.simulate.hidden_state import HIDDEN
+from ecrm.testing.simulate.hidden_state import HIDDEN
 
 KINDS = ("mixed", "mixed", "two-tower", "dlrm", "dcn", "projection", "deepfm")
 """The last four are torchrec's own models."""

@@ -19,24 +19,24 @@ from ecrm.engine.slot_faults import ON_ALL
 from ecrm.errors import Unrecoverable, UsageError
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepared_torch
-from ecrm.simulate.checkers import Checkers
-from ecrm.simulate.oracle import Truth, truth_of
-from ecrm.simulate.promise import Circle, Violation, exact_without, survivable
-from ecrm.simulate.refusals import Refusal, check_refusals
-from ecrm.simulate.schedule import Schedule
-from ecrm.simulate.seen import check_seen
-from ecrm.simulate.workload import TINY, Job, Outcome, Workload
-from ecrm.transport.base import Transport
-from ecrm.transport.simulated import (
+from ecrm.testing.simulate.checkers import Checkers
+from ecrm.testing.simulate.oracle import Truth, truth_of
+from ecrm.testing.simulate.promise import Circle, Violation, exact_without, survivable
+from ecrm.testing.simulate.refusals import Refusal, check_refusals
+from ecrm.testing.simulate.schedule import Schedule
+from ecrm.testing.simulate.seen import check_seen
+from ecrm.testing.simulate.workload import TINY, Job, Outcome, Workload
+from ecrm.testing.simulated_transport import (
     ProgramFailed,
     RandomFaults,
     RankKilled,
     SimulatedCluster,
     SimulationError,
 )
+from ecrm.transport.base import Transport
 
 if TYPE_CHECKING:
-    from ecrm.simulate.session_job import SessionJob
+    from ecrm.testing.simulate.session_job import SessionJob
 
 MOST_CALLS = 200_000
 
@@ -98,7 +98,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         return _run(schedule, breaks, TINY, TINY)
     # torchrec takes seconds to import, and calls a function of torch that tells of its renaming
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    from ecrm.simulate.session_job import SessionJob
+    from ecrm.testing.simulate.session_job import SessionJob
 
     with (
         prepared_torch(threads=1),

@@ -26,7 +26,7 @@ from torchrec.models.deepfm import SimpleDeepFMNN
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from ecrm.simulate.session_model import TORCH_OPTIMIZERS, DrawnTable, SessionModel
+from ecrm.testing.simulate.session_model import TORCH_OPTIMIZERS, DrawnTable, SessionModel
 
 META = torch.device("meta")
 DENSE = 4

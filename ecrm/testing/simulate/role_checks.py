@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ecrm.engine.engine import Engine
 from ecrm.placement.view import View
-from ecrm.simulate.promise import (
+from ecrm.testing.simulate.promise import (
     Circle,
     Violation,
     crowded,

@@ -34,10 +34,11 @@ from ecrm.session.data import Indexed
 from ecrm.session.run import Start, Started, Wanted, too_late
 from ecrm.session.session import Session
 from ecrm.session.streams import Streams
-from ecrm.simulate.hidden_state import hide
-from ecrm.simulate.seen import Seen
-from ecrm.simulate.session_model import SessionModel
-from ecrm.simulate.session_parts import (
+from ecrm.storage import store_factory
+from ecrm.testing.simulate.hidden_state import hide
+from ecrm.testing.simulate.seen import Seen
+from ecrm.testing.simulate.session_model import SessionModel
+from ecrm.testing.simulate.session_parts import (
     Average,
     Batch,
     Stream,
@@ -48,8 +49,7 @@ from ecrm.simulate.session_parts import (
     scheduler,
     trained_before,
 )
-from ecrm.simulate.workload import Outcome, Workload, falling, finish, outcome
-from ecrm.storage import store_factory
+from ecrm.testing.simulate.workload import Outcome, Workload, falling, finish, outcome
 from ecrm.transport.base import Transport
 
 EVALUATED = 5
@@ -147,7 +147,7 @@ def session_engine(
 
 
 class SessionJob:
-    """A `Job` (`ecrm.simulate.workload`): the script of a drawn model; it saves into `folder`.
+    """A `Job` of `workload`: the script of a drawn model; it saves into `folder`.
 
     The workload says the cluster, the protection, steps, slots and seed. `seen` is what the script
     has seen on each rank. Checkpoints are written into `kept`, None for none. With `resumes` the

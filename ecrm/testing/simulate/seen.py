@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ecrm.simulate.promise import Violation
+from ecrm.testing.simulate.promise import Violation
 
 Logged = Mapping[int, Mapping[str, float]]
 

@@ -6,7 +6,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ecrm.transport.simulated.fault_plan import Fault, PhaseFault
+from ecrm.testing.simulated_transport.fault_plan import Fault, PhaseFault
 
 Result = TypeVar("Result")
 

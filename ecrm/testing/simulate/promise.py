@@ -16,7 +16,7 @@ import numpy as np
 from ecrm.engine.engine import Engine
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.simulate.workload import Workload
+from ecrm.testing.simulate.workload import Workload
 
 ROLLING_BACK = ("checkpoint", "mapped")
 """Protections with which all go back to files, however many have died."""

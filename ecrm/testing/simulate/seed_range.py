@@ -18,7 +18,7 @@ from ecrm.base.console import Progress
 from ecrm.errors import EcrmError
 
 if TYPE_CHECKING:
-    from ecrm.simulate.simulation import Verdict
+    from ecrm.testing.simulate.simulation import Verdict
 
 CHUNK = 20
 
@@ -122,8 +122,8 @@ def judged(seed: int, suite: str) -> Verdict:
 
     Whatever goes wrong is a SimulationFailed with the line that replays it.
     """
-    from ecrm.simulate.schedule import draw
-    from ecrm.simulate.simulation import Failed, run_schedule
+    from ecrm.testing.simulate.schedule import draw
+    from ecrm.testing.simulate.simulation import Failed, run_schedule
 
     try:
         return run_schedule(draw(seed, suite))

@@ -11,7 +11,7 @@ import sys
 from ecrm.base.console import Progress
 from ecrm.base.wording import counted
 from ecrm.errors import UsageError
-from ecrm.simulate.seed_range import judged, run_range
+from ecrm.testing.simulate.seed_range import judged, run_range
 
 PLAIN_SECONDS = 30.0
 
@@ -52,7 +52,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--jobs {args.jobs}: at least 1")
     # kernels of an imitated GPU are interpreted; triton reads the variable only at its import
     os.environ["TRITON_INTERPRET"] = "1"
-    from ecrm.simulate.schedule import SUITES, parse_seed
+    from ecrm.testing.simulate.schedule import SUITES, parse_seed
 
     suites = SUITES if args.suite == "all" else (args.suite,)
     if "sessions" in suites and importlib.util.find_spec("torchrec") is None:
@@ -81,7 +81,7 @@ def _range(text: str) -> range:
 
 def _replay(seed: int, suite: str) -> None:
     """Run a schedule, and print the schedule and the outcome; raises SimulationFailed."""
-    from ecrm.simulate.schedule import draw
+    from ecrm.testing.simulate.schedule import draw
 
     print(f"{suite} seed {seed}: {draw(seed, suite)}")
     verdict = judged(seed, suite)

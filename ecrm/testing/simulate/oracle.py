@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
-from ecrm.simulate.workload import TINY, Job, Workload
+from ecrm.testing.simulate.workload import TINY, Job, Workload
 from ecrm.transport.base import Transport
 from ecrm.transport.message import Part, Received, copied
 

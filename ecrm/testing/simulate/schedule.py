@@ -14,16 +14,16 @@ from ecrm.placement.assignment import CannotKeepApart
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
-from ecrm.simulate.promise import ROLLING_BACK
-from ecrm.simulate.session_model import (
+from ecrm.storage import fbgemm_installed
+from ecrm.testing.simulate.promise import ROLLING_BACK
+from ecrm.testing.simulate.session_model import (
     SessionModel,
     draw_features,
     draw_model,
     draw_more,
     draw_variants,
 )
-from ecrm.simulate.workload import Workload
-from ecrm.storage import fbgemm_installed
+from ecrm.testing.simulate.workload import Workload
 
 SUITES = ("survivable", "fatal", "sessions")
 

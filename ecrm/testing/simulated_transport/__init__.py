@@ -1,7 +1,7 @@
 """Many simulated ranks in a single process, from a single seed; see `cluster`."""
 
-from ecrm.transport.simulated.cluster import SimulatedCluster
-from ecrm.transport.simulated.fault_plan import (
+from ecrm.testing.simulated_transport.cluster import SimulatedCluster
+from ecrm.testing.simulated_transport.fault_plan import (
     AFTER,
     BEFORE,
     DURING,
@@ -9,7 +9,7 @@ from ecrm.transport.simulated.fault_plan import (
     PhaseFault,
     RandomFaults,
 )
-from ecrm.transport.simulated.outcome import (
+from ecrm.testing.simulated_transport.outcome import (
     Event,
     Kill,
     Outcome,

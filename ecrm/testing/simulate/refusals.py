@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ecrm.engine.engine import Engine
 from ecrm.errors import Unrecoverable
 from ecrm.placement.view import View
-from ecrm.simulate.promise import Circle, Violation, lost_shards
+from ecrm.testing.simulate.promise import Circle, Violation, lost_shards
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from ecrm.engine.engine import Engine
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.replicate import Held, ReplicateProtection
-from ecrm.simulate.oracle import Truth
-from ecrm.simulate.promise import Circle, Violation
-from ecrm.simulate.role_checks import Roles
 from ecrm.storage.base import without_padding
 from ecrm.storage.hosted import HostedShard, ShardSpace
+from ecrm.testing.simulate.oracle import Truth
+from ecrm.testing.simulate.promise import Circle, Violation
+from ecrm.testing.simulate.role_checks import Roles
 
 
 class Checkers:

@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 
-from ecrm.transport.base import PeerFailure, Revoked, Transport
-from ecrm.transport.simulated.baton import Baton
-from ecrm.transport.simulated.communicator import SHRINK, Call, CallMismatch, Communicator
-from ecrm.transport.simulated.fault_plan import (
+from ecrm.testing.simulated_transport.baton import Baton
+from ecrm.testing.simulated_transport.communicator import SHRINK, Call, CallMismatch, Communicator
+from ecrm.testing.simulated_transport.fault_plan import (
     BEFORE,
     DURING,
     Fault,
@@ -32,7 +31,7 @@ from ecrm.transport.simulated.fault_plan import (
     PhaseFault,
     RandomFaults,
 )
-from ecrm.transport.simulated.outcome import (
+from ecrm.testing.simulated_transport.outcome import (
     Event,
     Kill,
     Outcome,
@@ -44,7 +43,8 @@ from ecrm.transport.simulated.outcome import (
     SimulationMismatch,
     SimulationTooLong,
 )
-from ecrm.transport.simulated.transport import SimulatedTransport
+from ecrm.testing.simulated_transport.transport import SimulatedTransport
+from ecrm.transport.base import PeerFailure, Revoked, Transport
 
 
 class Member:

@@ -1,0 +1,1 @@
+"""Doubles and drills for tests: no part of a run imports them."""
