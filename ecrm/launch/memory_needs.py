@@ -446,7 +446,7 @@ def in_words(
 
 def _view(config: Config, hosts: Sequence[str] | None) -> View:
     """The view at the start."""
-    from ecrm.protection import make_protection
+    from ecrm.protection.registry import make_protection
 
     domains: Sequence[str] = [f"rank {rank}" for rank in range(config.world_size)]
     if hosts is not None and config.cluster.failure_domain == "host":

@@ -12,8 +12,8 @@ from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_rollback
 from ecrm.process.cores import AUTO, POLL, Cores
 from ecrm.process.preflight import host_name
-from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
+from ecrm.protection.registry import make_protection
 from ecrm.run.claim import ClaimedRun
 from ecrm.run.collective_check import collective_check, introduce, share_json
 from ecrm.run.plan import view_over

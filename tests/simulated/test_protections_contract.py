@@ -22,8 +22,8 @@ from ecrm.config.schema import ProtectionConfig
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import Unrecoverable
-from ecrm.protection import make_protection
 from ecrm.protection.base import VerifyReport
+from ecrm.protection.registry import make_protection
 from ecrm.testing.simulate.workload import Outcome, Workload, run_workload
 from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 from ecrm.transport.base import PeerFailure

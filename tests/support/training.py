@@ -18,7 +18,7 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.hooks import Hooks
 from ecrm.events import check_event
 from ecrm.imitated_gpu import imitated_gpu
-from ecrm.protection import make_protection
+from ecrm.protection.registry import make_protection
 from ecrm.run.connect import start_view
 from ecrm.run.ending import Record
 from ecrm.run.reporter import Reporter

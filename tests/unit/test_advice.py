@@ -27,7 +27,7 @@ from ecrm.kernels import native
 from ecrm.launch.memory_needs import check_memory
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.model import dlrm
-from ecrm.protection import make_protection
+from ecrm.protection.registry import make_protection
 from ecrm.run.check_start import use_device, use_instruction_set
 from ecrm.run.claim import check_shared
 from ecrm.run.connect import start_view

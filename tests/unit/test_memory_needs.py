@@ -33,8 +33,8 @@ from ecrm.placement.assignment import initial_view
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.protection import make_protection
 from ecrm.protection.mapped_files.shard_file import ShardFile
+from ecrm.protection.registry import make_protection
 from ecrm.protection.routing import ROWS, ShardRequests
 from ecrm.protection.stand_in import LastSeen
 from ecrm.storage.base import NativeStore

@@ -9,8 +9,8 @@ import pytest
 
 from ecrm.base.wording import counted, duration, named
 from ecrm.config import load_config
-from ecrm.protection import make_protection
 from ecrm.protection.base import VerifyReport
+from ecrm.protection.registry import make_protection
 from ecrm.run.reporter import Reporter
 from ecrm.run.run_folder import RunFolder
 from support.paths import ROOT

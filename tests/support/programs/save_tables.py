@@ -12,7 +12,7 @@ from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.table_digest import gather_rows
-from ecrm.protection import make_protection
+from ecrm.protection.registry import make_protection
 from ecrm.run.connect import start_view
 from ecrm.run.ending import Record
 from ecrm.run.run_folder import RunFolder
