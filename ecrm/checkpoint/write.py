@@ -14,10 +14,10 @@ from ecrm.base.allocate import ReusableBuffer, lazy_zeros
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.manifest import DENSE
 from ecrm.checkpoint.row_file import FRAME_ROWS, SummedFile, write_rows
+from ecrm.device.copies import on_host
 from ecrm.engine.engine import Engine
 from ecrm.placement.stripes import RowLayout
 from ecrm.storage.hosted import HostedShard
-from ecrm.transport.gpu_copies import on_host
 
 Window = tuple[np.ndarray, np.ndarray]
 Buffers = dict[int, ReusableBuffer]

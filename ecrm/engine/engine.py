@@ -73,6 +73,7 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import CPU, Allocate, ReusableBuffer, ZerosOn, lazy_zeros
+from ecrm.device.pinned import rows_to_send
 from ecrm.engine.asked_before import AskedBefore
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed
@@ -108,7 +109,6 @@ from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Part, Received, tensors
 from ecrm.transport.piggyback import Incoming, Outgoing, exchange, exchange_rounds
-from ecrm.transport.pinned import rows_to_send
 from ecrm.transport.staged import StagedTransport
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from ecrm.device.copies import on_device
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.undo import Deltas
-from ecrm.transport.gpu_copies import on_device
 from ecrm.transport.message import Part, Received, in_groups
 
 Message = dict[int, list[Part]]

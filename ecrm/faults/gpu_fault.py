@@ -40,6 +40,6 @@ class GpuFaultSwitch:
     def __call__(self, step: int, phase: str) -> None:
         if self._fault is None or phase != self._fault.phase or step < self._fault.step:
             return
-        from ecrm.imitated_gpu import fail_from_now_on
+        from ecrm.device.imitated_gpu import fail_from_now_on
 
         fail_from_now_on(self._fault.kind)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ecrm.base.allocate import CPU
+from ecrm.device.copies import on_device, on_host
 from ecrm.errors import UsageError
 from ecrm.model.buffers import live_buffers, put_buffers
 from ecrm.model.loss_scaler import LossScaler
@@ -42,7 +43,6 @@ from ecrm.model.replica_refusals import (
     check_steps_alone,
 )
 from ecrm.model.undo_trial import UndoTrial
-from ecrm.transport.gpu_copies import on_device, on_host
 
 _STREAM, _ENDS = "", "."
 """The name of a stream's state among sent buffers; no buffer has this name."""

@@ -12,7 +12,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from ecrm.base.allocate import CPU
-from ecrm.transport.gpu_copies import on_device, on_host
+from ecrm.device.copies import on_device, on_host
 
 
 def _sgd(parameters: Tensor, gradient: Tensor, state: list[Tensor], rate: float) -> None:

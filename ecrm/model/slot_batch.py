@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from ecrm.device.copies import coming, on_device
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.model.replica import FlatDenseReplica
-from ecrm.transport.gpu_copies import coming, on_device
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ecrm.device.copies import on_host
 from ecrm.transport.digests import tensor_digest, words_digest
-from ecrm.transport.gpu_copies import on_host
 
 Seen = dict[str, object]
 """Values by path; for tensors and generators, a digest."""

@@ -12,8 +12,8 @@ import torch
 
 from ecrm.base.allocate import CPU
 from ecrm.config.schema import Config
+from ecrm.device.imitated_gpu import IMITATED_GPU, imitate_gpu
 from ecrm.errors import UsageError
-from ecrm.imitated_gpu import IMITATED_GPU, imitate_gpu
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepare_cuda, prepare_torch
 

@@ -12,8 +12,8 @@ import weakref
 
 import torch
 
-from ecrm.transport.pinned import register, unregister
-from ecrm.transport.pulse import ASKS_EACH_LIMIT, Pulse
+from ecrm.device.pinned import register, unregister
+from ecrm.device.pulse import ASKS_EACH_LIMIT, Pulse
 
 FAULT_WORDS = 60
 """Most words of torch's message in the report of a fault; the message may go on with advice."""

@@ -25,6 +25,7 @@ import time
 import traceback
 from typing import NoReturn
 
+from ecrm.device.pulse import Pulse, Unanswered
 from ecrm.errors import Unrecoverable
 from ecrm.process.calls import Calls, Stuck
 from ecrm.process.lifeline import Lifeline
@@ -33,7 +34,6 @@ from ecrm.process.neighbours import AwakeClock, Neighbours, Standing
 from ecrm.process.preflight import say_once
 from ecrm.process.remote_agent import GUARD_PATIENCE
 from ecrm.process.startup import THE_START, Startup, died
-from ecrm.transport.pulse import Pulse, Unanswered
 
 MPIRUN_GOES = signal.SIGUSR1
 """The signal to a rank when mpirun itself was asked to end.

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import Allocate, lazy_zeros
+from ecrm.device.copies import on_device
 from ecrm.kernels.records import gather_records, scatter_records
 from ecrm.protection.parity import ParityRows
-from ecrm.transport.gpu_copies import on_device
 
 
 class BackupRows(ParityRows):

@@ -7,9 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ecrm.device.copies import on_device
 from ecrm.protection.backup import BackupRows
 from ecrm.protection.rebuild import Group, Probe, Rebuild
-from ecrm.transport.gpu_copies import on_device
 
 
 class CopyRebuild(Rebuild):

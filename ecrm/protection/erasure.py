@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ecrm.device.copies import on_device
 from ecrm.kernels.decode import decode
 from ecrm.kernels.unit_order import split_by_unit
 from ecrm.placement.stripes import StripeShape
@@ -24,7 +25,6 @@ from ecrm.protection.routing import ShardRequests
 from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
-from ecrm.transport.gpu_copies import on_device
 from ecrm.transport.message import Part, Picked, gathered, in_groups
 from ecrm.transport.piggyback import Rounds
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import Allocate, lazy_zeros
+from ecrm.device.copies import on_device
 from ecrm.kernels.parity_apply import parity_apply
 from ecrm.storage.missing_rows import MissingRows
-from ecrm.transport.gpu_copies import on_device
 
 
 class ParityRows:

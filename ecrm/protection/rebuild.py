@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ecrm.device.copies import on_device
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
@@ -29,7 +30,6 @@ from ecrm.protection.parity import ParityRows
 from ecrm.protection.routing import REPAIR
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.missing_rows import MissingRows
-from ecrm.transport.gpu_copies import on_device
 from ecrm.transport.message import Part, Received, in_groups
 
 PROBES_PER_ROW = 64

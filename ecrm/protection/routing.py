@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ecrm.device.copies import on_device, on_host
 from ecrm.kernels.records import scatter_records
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.unit_order import unique_by_unit
@@ -15,7 +16,6 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.protection.stand_in import StandIn
 from ecrm.storage.hosted import HostedShard, ShardSpace
-from ecrm.transport.gpu_copies import on_device, on_host
 from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, matrix_on
 
 # Kinds of groups: the first word of a group's head, if several kinds travel together.

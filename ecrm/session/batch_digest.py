@@ -14,8 +14,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from ecrm.device.copies import on_host
 from ecrm.transport.digests import array_digest, plain, tensor_digest, words_digest
-from ecrm.transport.gpu_copies import on_host
 
 _DEEPEST = 4
 """How many levels of containers the digest covers."""

@@ -18,6 +18,7 @@ from torchrec.modules.embedding_modules import process_pooled_embeddings, reorde
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from ecrm.device.copies import on_device
 from ecrm.errors import UsageError
 from ecrm.model.replica_refusals import FREEZE_ROWS
 from ecrm.ops import Memory
@@ -27,7 +28,6 @@ from ecrm.session.layout import Entry, Layout, check_ids
 from ecrm.session.pooling import pool, spread
 from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.table_stand_in import check_loads, check_stays
-from ecrm.transport.gpu_copies import on_device
 
 LookedUp = tuple[tuple[Entry, ...], str, Tensor, Tensor, Memory]
 """Entries of a group, pooling, fetched rows [U, D], places among the rows [n], and the memory for

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ecrm.base.allocate import CPU
+from ecrm.device.imitated_gpu import imitating
 from ecrm.errors import UsageError
-from ecrm.imitated_gpu import imitating
 from ecrm.model.determinism import prepare_cuda
 from ecrm.process.device import device_of
 from ecrm.session.rank import is_rank, this_rank

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ecrm.device.copies import on_device, on_host
 from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
 from ecrm.engine.slot_faults import EVALUATION, Place
@@ -21,7 +22,6 @@ from ecrm.session.feed import Drawn, Feed
 from ecrm.session.other_data import no_batches
 from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.slot_work import Doing
-from ecrm.transport.gpu_copies import on_device, on_host
 from ecrm.transport.message import tensors
 
 EvalBatches = Indexed | Sequence[Any]

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
+from ecrm.device.copies import on_device, on_host
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.ops import Memory, no_memory, unshared
-from ecrm.transport.gpu_copies import on_device, on_host
 
 
 def pool(

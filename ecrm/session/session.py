@@ -20,6 +20,7 @@ from ecrm.base.opened_file import OpenedFile
 from ecrm.base.paths import typed_path
 from ecrm.checkpoint.checksums import check_share
 from ecrm.checkpoint.saved_model import open_model
+from ecrm.device.copies import on_host
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted
 from ecrm.engine.slot_faults import BEFORE_STEP, Place
@@ -49,7 +50,6 @@ from ecrm.session.sparse_schedule import rates_of
 from ecrm.session.step_loop import Every, SessionLoop, check_unchanged
 from ecrm.session.swap import large_embeddings, swap
 from ecrm.session.whole_number import whole
-from ecrm.transport.gpu_copies import on_host
 
 Result = TypeVar("Result")
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ecrm.base.console import say
+from ecrm.device.copies import coming, on_device
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import BATCH, Place
 from ecrm.errors import ChangedDataError, UsageError
@@ -36,7 +37,6 @@ from ecrm.session.feed import Drawn, Feed
 from ecrm.session.own_frames import whole_numbers
 from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.streams import ENDED
-from ecrm.transport.gpu_copies import coming, on_device
 
 MOST_TOLD = 3
 """The number of warnings on every rank, such as of slots without a gradient."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import Allocate, ZerosOn, lazy_zeros
+from ecrm.device.copies import on_device, on_host
 from ecrm.kernels.records import RecordLog, gather_records, scatter_records, xor_records
 from ecrm.kernels.sparse_update import sparse_update
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
-from ecrm.transport.gpu_copies import on_device, on_host
 
 VECTOR = 4
 """Floats that a GPU loads at once, from an address that is a multiple of as many floats."""

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import Allocate, ReusableBuffer, lazy_zeros
+from ecrm.device.copies import on_device
 from ecrm.kernels.records import merge_records
 from ecrm.storage.base import Store
 from ecrm.storage.missing_rows import MissingRows
 from ecrm.storage.undo import Deltas, UndoLog
-from ecrm.transport.gpu_copies import on_device
 
 ShardSpace = tuple[int, int]
 """(shard, row space) numbers."""

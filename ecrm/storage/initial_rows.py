@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import CPU
+from ecrm.device.copies import on_device, on_host
 from ecrm.kernels.hash_uniform import begin_rows, hash_uniform
 from ecrm.kernels.records import scatter_records
 from ecrm.placement.initial_values import FileValues, InitFunction, Uniform, Values
 from ecrm.placement.tables import RowSpace, Table
-from ecrm.transport.gpu_copies import on_device, on_host
 
 
 class InitialRows:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import CPU, Allocate, ReusableBuffer, lazy_zeros
+from ecrm.device.copies import on_device, on_host
 from ecrm.kernels.records import RecordLog, merge_records
 from ecrm.kernels.unit_order import split_by_unit
 from ecrm.storage.base import Store
-from ecrm.transport.gpu_copies import on_device, on_host
 
 Deltas = list[tuple[Tensor, Tensor]]
 """Parts of local rows, int64 [R], and old XOR new records, uint8 [R, B]; no row comes twice.

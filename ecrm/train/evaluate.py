@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ecrm.data.dataset import CriteoDataset
+from ecrm.device.copies import on_device, on_host
 from ecrm.engine.engine import Engine
 from ecrm.metrics import Histogram, logit_losses
 from ecrm.model.slot_batch import SlotBatch
 from ecrm.train.build_engine import dense_of
 from ecrm.train.finite import origin
-from ecrm.transport.gpu_copies import on_device, on_host
 from ecrm.transport.message import tensors
 
 

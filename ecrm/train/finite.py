@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ecrm.device.copies import on_host
 from ecrm.model.slot_batch import SlotBatch
 from ecrm.placement.tables import RowSpace
-from ecrm.transport.gpu_copies import on_host
 
 
 def origin(module: nn.Module, batch: SlotBatch, values: Tensor, space: RowSpace) -> str:

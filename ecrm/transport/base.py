@@ -75,8 +75,8 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import lazy_zeros
+from ecrm.device.pulse import Pulse
 from ecrm.transport.message import Part, Received, tensors
-from ecrm.transport.pulse import Pulse
 from ecrm.transport.shared_memory import SharedMemory
 
 WORD_BITS = 13

@@ -10,7 +10,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ecrm.transport.gpu_copies import on_host
+from ecrm.device.copies import on_host
 
 _BITS = (1 << 64) - 1
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device, Enum)

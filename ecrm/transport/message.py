@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.transport.gpu_copies import on_device
-from ecrm.transport.pinned import memory_to_send
+from ecrm.device.copies import on_device
+from ecrm.device.pinned import memory_to_send
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import lazy_zeros
-from ecrm.transport.pinned import freed, lend
+from ecrm.device.pinned import freed, lend
 
 ADDRESS_SPACE = 4
 """Addresses set aside for a rank's shared memory, in times of this machine's memory.

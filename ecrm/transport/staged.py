@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import ZerosOn
+from ecrm.device.copies import copies_of
+from ecrm.device.pinned import Arena, memory_to_send
 from ecrm.transport.base import Transport, WrappedTransport
-from ecrm.transport.gpu_copies import copies_of
 from ecrm.transport.message import Part, Picked, Received
-from ecrm.transport.pinned import Arena, memory_to_send
 
 
 class StagedTransport(WrappedTransport):

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ecrm.base.allocate import ZerosOn, lazy_zeros
+from ecrm.device import pinned
+from ecrm.device.imitated_gpu import HostMemoryExpected, ImitatedTensor, imitated_gpu
 from ecrm.engine.hooks import Hooks
-from ecrm.imitated_gpu import HostMemoryExpected, ImitatedTensor, imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.placement.tables import Table
 from ecrm.storage.base import Store
@@ -20,7 +21,6 @@ from ecrm.testing.simulate.simulation import Failed, run_schedule
 from ecrm.testing.simulate.workload import Workload, run_workload
 from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 from ecrm.testing.simulated_transport import transport as simulated_transport
-from ecrm.transport import pinned
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Picked
 from ecrm.transport.staged import StagedTransport

@@ -9,8 +9,8 @@ from torch import nn
 
 from ecrm.base.allocate import CPU
 from ecrm.config import load_config
+from ecrm.device.imitated_gpu import IMITATED_GPU, HostMemoryExpected, imitated_gpu
 from ecrm.errors import UsageError
-from ecrm.imitated_gpu import IMITATED_GPU, HostMemoryExpected, imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepared_torch
 from ecrm.model.module_replica import ModuleReplica

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
-from ecrm.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.kernels.warm_up import warm_up
 from ecrm.model.dlrm import _Spread

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from torch.overrides import TorchFunctionMode
 
-from ecrm import imitated_gpu
-from ecrm.transport.gpu_copies import StreamCopies
+from ecrm.device import imitated_gpu
+from ecrm.device.copies import StreamCopies
 from support.paths import ROOT
 
 RESULTS = {"nonzero", "item", "tolist", "__bool__", "__int__", "__float__", "unique"}
 """Functions of torch for whose result a host waits; what the imitated GPU does so for, too."""
 
-COPIES = ("imitated_gpu.py", "gpu_copies.py")
+COPIES = ("imitated_gpu.py", "copies.py")
 """Modules that wait for others: who has called them is told instead."""
 
 

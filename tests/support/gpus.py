@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ecrm.imitated_gpu import imitated_gpu
+from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 
 NAMES = ("imitated", "cuda")

@@ -24,13 +24,13 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from ecrm.base.allocate import CPU
 from ecrm.checkpoint.keeper import Checkpoints
+from ecrm.device.imitated_gpu import IMITATED_GPU
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
 from ecrm.engine.sealed import meet
 from ecrm.engine.table_digest import table_digests
-from ecrm.imitated_gpu import IMITATED_GPU
 from ecrm.placement.assignment import initial_view
 from ecrm.protection.base import Protection
 from ecrm.protection.erasure import ErasureProtection

@@ -15,9 +15,9 @@ from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
 from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
+from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.engine.hooks import Hooks
 from ecrm.events import check_event
-from ecrm.imitated_gpu import imitated_gpu
 from ecrm.protection.registry import make_protection
 from ecrm.run.connect import start_view
 from ecrm.run.ending import Record

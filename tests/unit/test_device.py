@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ecrm import imitated_gpu
 from ecrm.base.allocate import CPU
 from ecrm.checkpoint.compatibility import device_changed, on_gpu, same_bits
 from ecrm.config import load_config
+from ecrm.device import imitated_gpu
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.device import card_of, device_of, gpu_memory, trained_on, use_device

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm import imitated_gpu as imitation
 from ecrm.base.allocate import CPU, ZerosOn, lazy_zeros
-from ecrm.imitated_gpu import imitated_gpu
+from ecrm.device import imitated_gpu as imitation
+from ecrm.device import pinned
+from ecrm.device.copies import coming, copies_of, on_device
+from ecrm.device.imitated_gpu import imitated_gpu
+from ecrm.device.pinned import Arena, lend, pieces
+from ecrm.device.pulse import Pulse, Unanswered
 from ecrm.kernels import dispatch
 from ecrm.model.dlrm import build_dense_parts
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.model.slot_batch import SlotBatch, backward, forward
 from ecrm.process.gpu import GpuPulse, fault_in_words, is_lost
 from ecrm.protection.backup import BackupRows
-from ecrm.transport import pinned
 from ecrm.transport.alone import LoneTransport
-from ecrm.transport.gpu_copies import coming, copies_of, on_device
 from ecrm.transport.message import Picked, matrix_on
-from ecrm.transport.pinned import Arena, lend, pieces
-from ecrm.transport.pulse import Pulse, Unanswered
 from ecrm.transport.shared_memory import SharedMemory
 from ecrm.transport.staged import StagedTransport
 from support.gpu_waits import waits_for_gpu

@@ -13,8 +13,10 @@ import torch
 
 from ecrm.base.allocate import ZerosOn
 from ecrm.config import load_config
+from ecrm.device import pinned
+from ecrm.device.copies import copies_of, on_device
+from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.errors import UsageError
-from ecrm.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.kernels.records import merge_records
 from ecrm.launch import gpu_memory
@@ -40,9 +42,7 @@ from ecrm.protection.stand_in import LastSeen
 from ecrm.storage.base import NativeStore
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.undo import UndoLog
-from ecrm.transport import pinned
 from ecrm.transport.alone import LoneTransport
-from ecrm.transport.gpu_copies import copies_of, on_device
 from ecrm.transport.message import Picked
 from ecrm.transport.staged import StagedTransport
 from support.advice import check_advice, dataset

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ecrm.base.allocate import lazy_zeros
-from ecrm.imitated_gpu import imitated_gpu
+from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.kernels.records import merge_records
 from ecrm.kernels.unit_order import unique_by_unit

@@ -20,13 +20,13 @@ from ecrm.base.allocate import CPU, Allocate, ZerosOn, lazy_zeros
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.checkpoint.lost_rows import CheckpointRows
+from ecrm.device.imitated_gpu import IMITATED_GPU, imitated_gpu
 from ecrm.engine.computed import Computed
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
 from ecrm.engine.table_digest import table_digests
 from ecrm.faults.without_undo import leave_updates_in_place
-from ecrm.imitated_gpu import IMITATED_GPU, imitated_gpu
 from ecrm.placement.assignment import initial_view
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm import imitated_gpu
+from ecrm.device import imitated_gpu
 
 CHUNK = 16 << 20
 """Bytes of a chunk: registered together, and with the registration handed out by the system."""

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ecrm import imitated_gpu
-from ecrm.transport import pinned
+from ecrm.device import imitated_gpu, pinned
 
 WINDOW = 64 << 20
 """Most bytes copied to the host at once by `on_host`."""
