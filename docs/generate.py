@@ -24,12 +24,13 @@ from types import ModuleType
 from typing import Any
 
 import ecrm
-from ecrm import config, errors, files, kernels, nn, ops
+from ecrm import config, errors, kernels, nn, ops
 from ecrm.cli.commands import make_parser
 from ecrm.config.reference import keys_of
 from ecrm.config.schema import SECTIONS
-from ecrm.events import EVENTS, Field
-from ecrm.files import File
+from ecrm.run import files
+from ecrm.run.events import EVENTS, Field
+from ecrm.run.files import File
 
 ROOT = Path(__file__).parent.parent
 FOLDER = Path("docs") / "reference"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ecrm.files import DRILL
+from ecrm.run.files import DRILL
 from support.commands import ecrm
 from support.examples import EXAMPLES, LAYOUT
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ecrm.events import check_event
-from ecrm.files import check_summary, undescribed
+from ecrm.run.events import check_event
+from ecrm.run.files import check_summary, undescribed
 from support.commands import ecrm
 from support.drilling import Run
 from support.paths import PROGRAMS

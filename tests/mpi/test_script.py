@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.events import check_event
-from ecrm.files import STOPPED, check_summary, undescribed
+from ecrm.run.events import check_event
+from ecrm.run.files import STOPPED, check_summary, undescribed
 from support.commands import ecrm
 from support.paths import PROGRAMS
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrm.events import check_event
-from ecrm.files import check_summary, undescribed
 from ecrm.launch.supervise import session_base
 from ecrm.process.linux import session_members
+from ecrm.run.events import check_event
+from ecrm.run.files import check_summary, undescribed
 
 RUN_SECONDS = 300
 """After which a run counts as hanging, on a machine that may have other work."""
@@ -41,12 +41,12 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json; it and all files beside it are as ecrm/files.py says."""
+        """summary.json; it and all files beside it are as ecrm/run/files.py says."""
         path = self.folder / "summary.json"
         assert path.exists(), f"no summary.json:\n{self.output}"
         summary = json.loads(path.read_text())
         check_summary(summary)
-        assert undescribed(self.folder) == [], "see ecrm/files.py"
+        assert undescribed(self.folder) == [], "see ecrm/run/files.py"
         return summary
 
     @property
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """All lines of events.jsonl, each as ecrm/events.py says, or ValueError."""
+        """All lines of events.jsonl, each as ecrm/run/events.py says, or ValueError."""
         lines = (self.folder / "events.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in lines]
         for event in events:

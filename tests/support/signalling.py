@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from ecrm.files import STOPPED, check_summary, undescribed
+from ecrm.run.files import STOPPED, check_summary, undescribed
 from support.drilling import RUN_SECONDS, is_running
 from support.paths import PROGRAMS
 

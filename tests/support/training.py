@@ -17,10 +17,10 @@ from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.engine.hooks import Hooks
-from ecrm.events import check_event
 from ecrm.protection.registry import make_protection
 from ecrm.run.connect import start_view
 from ecrm.run.ending import Record
+from ecrm.run.events import check_event
 from ecrm.run.reporter import Reporter
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.traffic import Traffic

@@ -9,7 +9,7 @@ import runpy
 import pytest
 
 from ecrm import errors
-from ecrm.events import EVENTS
+from ecrm.run.events import EVENTS
 from support.paths import ROOT
 
 PAGES = sorted(

@@ -1,4 +1,4 @@
-"""ecrm/events.py is what the code emits: no event, no field and no type beside it.
+"""ecrm/run/events.py is what the code emits: no event, no field and no type beside it.
 
 Real and simulated runs of the whole suite are held to it in `support.drilling` and
 `support.training`; here is the source, which also has the events that are rare.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ecrm.events import EVENTS, TYPES, check_event
+from ecrm.run.events import EVENTS, TYPES, check_event
 from support.paths import ROOT
 
 PROGRESS = {

@@ -1,11 +1,11 @@
-"""ecrm/files.py describes every file; real runs are held to it in `support.drilling`."""
+"""ecrm/run/files.py describes every file; real runs are held to it in `support.drilling`."""
 
 from __future__ import annotations
 
 import pytest
 
 from ecrm.data.dataset_info import FILES, MALFORMED, NAME
-from ecrm.files import DATASET, STOPPED, check_summary, undescribed
+from ecrm.run.files import DATASET, STOPPED, check_summary, undescribed
 
 WHOLE = (
     "events.jsonl",

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ecrm.events import EVENTS, RESTORED, SLOT_FAILED, Field, problems
+from ecrm.run.events import EVENTS, RESTORED, SLOT_FAILED, Field, problems
 
 REPORTER = "the reporting rank"
 """The lowest rank with a dense replica: `View.reporter`."""

@@ -385,7 +385,7 @@ def check_event(event: Mapping[str, Any]) -> None:
     """Raise ValueError unless a line of events.jsonl matches EVENTS: name, fields, types."""
     name = event.get("event")
     if name not in EVENTS:
-        raise ValueError(f"no event of ecrm/events.py: {event}")
+        raise ValueError(f"no event of ecrm/run/events.py: {event}")
     fields = {key: value for key, value in event.items() if key not in ("time", "event")}
     wrong = problems(EVENTS[name].fields, fields)
     if wrong:
