@@ -24,10 +24,10 @@ from ecrm.placement.tables import row_spaces
 from ecrm.process.linux import memory_bytes
 from ecrm.protection.none import NoProtection
 from ecrm.run.finite import FiniteWatch
+from ecrm.run.loaded_files import check_names
 from ecrm.run.memory_check import judged, reserve, shard_bytes
 from ecrm.run.reporter import ended_in_words
 from ecrm.session.build import REMEDY
-from ecrm.session.loading import check_names
 from ecrm.session.progress import SessionProgress
 from ecrm.session.rank import script_name
 from ecrm.session.run import Started, Wanted

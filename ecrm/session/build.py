@@ -36,6 +36,7 @@ from ecrm.run.connect import Cluster, connect
 from ecrm.run.consistency import Alike, given_of
 from ecrm.run.ending import Ending, Record
 from ecrm.run.keep import checkpoints_of, inherit_best
+from ecrm.run.loaded_files import with_digests
 from ecrm.run.memory_check import check_memory
 from ecrm.run.policy import policy_of
 from ecrm.run.rank_run import RankRun, RunStopped
@@ -43,12 +44,11 @@ from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import make_run_dir
 from ecrm.run.standstill import Standstill
 from ecrm.run.whereabouts import Whereabouts
-from ecrm.session.loading import with_digests
 from ecrm.session.log_delivery import FileMark, NoMark
 from ecrm.session.progress import SessionProgress, steps_skipped
 from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, this_rank
+from ecrm.session.reported import ended_early
 from ecrm.session.run import Started, Wanted, too_late
-from ecrm.session.step_loop import ended_early
 from ecrm.session.trained_module import (
     TrainedModule,
     begins_otherwise,

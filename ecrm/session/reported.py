@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ecrm.engine.engine import Engine
 from ecrm.errors import UsageError
+from ecrm.model.module_replica import ModuleReplica
 
 MODES = ("max", "min")
 """Whether the highest or the lowest value is the best."""
@@ -108,3 +110,18 @@ class Findings:
     stops: bool
     value: float
     reports: Mapping[str, Any] | None
+
+
+def ended_early(engine: Engine, steps: int) -> dict[str, Any] | None:
+    """The step and reason of an early end asked for by the script; `None` otherwise.
+
+    Known to dense holders.
+    """
+    dense = engine.state.dense
+    if dense is None or not 0 <= dense.ends_at <= engine.step < steps:
+        return None
+    reported = Reported.of(dense.reports if isinstance(dense, ModuleReplica) else {})
+    why, best = "session.stop() was called", None
+    if reported.out_of_patience:
+        why, best = reported.in_words(), reported.step
+    return {"step": engine.step, "steps_wanted": steps, "best_step": best, "why": why}

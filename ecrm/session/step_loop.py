@@ -21,7 +21,7 @@ from ecrm.run.step_loop import StepLoop
 from ecrm.session.determinism_check import kept
 from ecrm.session.log_delivery import LogDelivery, Logged
 from ecrm.session.rehearsal import SlotsElsewhere
-from ecrm.session.reported import Findings, Goal, Reported
+from ecrm.session.reported import Findings, Goal, Reported, ended_early
 from ecrm.session.run import Started, too_late
 from ecrm.session.slot_work import SessionBatches, SlotWork
 
@@ -245,21 +245,6 @@ def check_unchanged(engine: Engine, where: str) -> None:
             otherwise="leave them as they are; for other weights, such as an average, "
             "call copy.deepcopy(session.model) and change the copy",
         )
-
-
-def ended_early(engine: Engine, steps: int) -> dict[str, Any] | None:
-    """The step and reason of an early end asked for by the script; `None` otherwise.
-
-    Known to dense holders.
-    """
-    dense = engine.state.dense
-    if dense is None or not 0 <= dense.ends_at <= engine.step < steps:
-        return None
-    reported = Reported.of(dense.reports if isinstance(dense, ModuleReplica) else {})
-    why, best = "session.stop() was called", None
-    if reported.out_of_patience:
-        why, best = reported.in_words(), reported.step
-    return {"step": engine.step, "steps_wanted": steps, "best_step": best, "why": why}
 
 
 class SessionLoop:

@@ -23,8 +23,9 @@ from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.placement import initial_values
 from ecrm.placement.initial_values import FileValues, Values
 from ecrm.placement.tables import Table, row_spaces
+from ecrm.run.loaded_files import check_names, with_digests
 from ecrm.session import loading
-from ecrm.session.loading import check_names, load, with_digests
+from ecrm.session.loading import load
 from ecrm.session.run import Wanted
 from ecrm.session.save import FORMATS
 from ecrm.session.trained_module import TrainedModule
