@@ -366,7 +366,7 @@ def _train(args: argparse.Namespace) -> int:
 
     job = Job(config, args.run_dir, kills, args.resume, args.init_from)
     if isinstance(trained, Script):
-        from ecrm.session.run_script import run_script
+        from ecrm.run.run_script import run_script
 
         return run_script(trained, job, guarded, stop)
     from ecrm.train.job import train

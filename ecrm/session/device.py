@@ -13,7 +13,7 @@ from ecrm.device.imitated_gpu import imitating
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepare_cuda
 from ecrm.process.device import device_of
-from ecrm.session.rank import is_rank, this_rank
+from ecrm.run.this_rank import is_rank, this_rank
 
 
 def session_device(wanted: torch.device | str | None) -> torch.device:

@@ -30,20 +30,20 @@ from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.initial_values import FileValues
 from ecrm.placement.tables import row_spaces
-from ecrm.session.alone import run_alone
+from ecrm.run.begun_file import BegunFile
+from ecrm.run.log_delivery import Logged
+from ecrm.run.lone_run import run_alone
+from ecrm.run.reported import goal_of
+from ecrm.run.session_run import start_run
+from ecrm.run.started import Start, Started, Wanted
+from ecrm.run.this_rank import is_rank, this_rank
 from ecrm.session.batch_rows import BatchRows, find_kjts
-from ecrm.session.begun_file import BegunFile
-from ecrm.session.build import start_run
 from ecrm.session.data import Batches, feed_of, steps_of
 from ecrm.session.determinism_check import undo_is_tried
 from ecrm.session.device import move, session_device
 from ecrm.session.evaluation import EvalBatches, Evaluation
 from ecrm.session.first_values import LARGEST_VALUES
 from ecrm.session.loading import load, new_here
-from ecrm.session.log_delivery import Logged
-from ecrm.session.rank import is_rank, this_rank
-from ecrm.session.reported import goal_of
-from ecrm.session.run import Start, Started, Wanted
 from ecrm.session.save import format_of, save, state_dict, undisturbed
 from ecrm.session.slot_work import SessionBatches, SlotWork
 from ecrm.session.sparse_schedule import rates_of

@@ -28,13 +28,13 @@ from ecrm.model.unseen_state import (
     used_by,
 )
 from ecrm.run.finite import NO_SCALE
+from ecrm.run.own_frames import whole_numbers
 from ecrm.run.step_loop import SlotResult, SlotStep
 from ecrm.session.batch_digest import batch_digest
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.body_watch import BodyWatch, Modes
 from ecrm.session.determinism_check import check_same
 from ecrm.session.feed import Drawn, Feed
-from ecrm.session.own_frames import whole_numbers
 from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.streams import ENDED
 

@@ -17,12 +17,12 @@ from ecrm.engine.slot_faults import AFTER, EVERY, ON_COMMIT, Place
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.unseen_state import Seen, first_change, of_module, of_objects, state_of
+from ecrm.run.log_delivery import LogDelivery, Logged
+from ecrm.run.reported import Findings, Goal, Reported, ended_early
+from ecrm.run.started import Started, too_late
 from ecrm.run.step_loop import StepLoop
 from ecrm.session.determinism_check import kept
-from ecrm.session.log_delivery import LogDelivery, Logged
 from ecrm.session.rehearsal import SlotsElsewhere
-from ecrm.session.reported import Findings, Goal, Reported, ended_early
-from ecrm.session.run import Started, too_late
 from ecrm.session.slot_work import SessionBatches, SlotWork
 
 Result = TypeVar("Result")

@@ -173,6 +173,7 @@ def test_kernels(tmp_path, capsys):
         "parity_apply",
         "sparse_update",
         "dot_interaction",
+        "divide",
         "decode",
         "gather_records",
         "scatter_add",

@@ -15,7 +15,7 @@ TWO = ("--servers", "1", "--trainers", "1", "--spares", "0", "--protection", "no
 SHARES = """
 import sys
 from ecrm.run.collective_check import share_json
-from ecrm.session.rank import this_rank
+from ecrm.run.this_rank import this_rank
 
 transport = this_rank().transport
 said = share_json(transport, [transport.rank, sys.argv[1]])
@@ -23,7 +23,7 @@ print("shared", sorted(said.values()))
 """
 
 FAILS = """
-from ecrm.session.rank import this_rank
+from ecrm.run.this_rank import this_rank
 
 if this_rank().transport.rank == 1:
     raise ValueError("one rank has no data")

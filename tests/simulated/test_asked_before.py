@@ -12,8 +12,8 @@ import torch
 from ecrm.engine.asked_before import AskedBefore
 from ecrm.errors import ChangedDataError
 from ecrm.protection.routing import MARK, ROWS
+from ecrm.run.started import Wanted
 from ecrm.session.batch_digest import batch_digest
-from ecrm.session.run import Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from support.sessions import Batch, Layout, batch_of, run, two_tower

@@ -17,7 +17,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import ecrm
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
-from ecrm.session.alone import run_alone
+from ecrm.run.lone_run import run_alone
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault
 from support.sessions import Layout, run

@@ -18,7 +18,7 @@ from ecrm.model.slot_batch import backward, forward
 from ecrm.placement.assignment import initial_view
 from ecrm.protection.none import NoProtection
 from ecrm.recipes.dlrm import train
-from ecrm.session.alone import run_alone
+from ecrm.run.lone_run import run_alone
 from ecrm.train.build_engine import build_engine, dense_of
 from ecrm.train.trainer import CriteoBatches
 from ecrm.transport.alone import LoneTransport

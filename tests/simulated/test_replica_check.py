@@ -12,7 +12,7 @@ from torch import nn
 
 from ecrm.engine.replica_check import FIRST_STEPS, ReplicaCheck
 from ecrm.errors import ReplicasDiffer
-from ecrm.session.run import Wanted
+from ecrm.run.started import Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from ecrm.transport.base import WORD_BITS

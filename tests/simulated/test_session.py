@@ -14,8 +14,8 @@ from ecrm.checkpoint.model_file import read_safetensors
 from ecrm.engine.table_digest import table_digests
 from ecrm.errors import EcrmError, UsageError
 from ecrm.model.determinism import prepared_torch
-from ecrm.session.alone import run_alone
-from ecrm.session.run import Wanted
+from ecrm.run.lone_run import run_alone
+from ecrm.run.started import Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault
 from support.sessions import (

@@ -17,8 +17,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 import ecrm.session.data
 from ecrm.errors import UsageError
 from ecrm.protection.erasure import ErasureProtection
+from ecrm.run.started import Wanted
 from ecrm.session.data import Indexed
-from ecrm.session.run import Wanted
 from ecrm.session.session import Session
 from ecrm.session.streams import Streams
 from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed

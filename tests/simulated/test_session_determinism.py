@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ecrm.errors import UsageError
-from ecrm.session.alone import run_alone
-from ecrm.session.run import Started, Wanted
+from ecrm.run.lone_run import run_alone
+from ecrm.run.started import Started, Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from support.sessions import Train, run, train_two_tower
@@ -50,7 +50,7 @@ def test_what_is_computed_twice_trains_to_the_same_bits(faults):
 
 @pytest.mark.parametrize("steps, last", [(5, 2), (2, 1), (1, 0)])
 def test_the_steps_that_were_computed_twice_are_told(capsys, monkeypatch, steps, last):
-    monkeypatch.setattr("ecrm.session.alone.prepare_torch", lambda threads: None)
+    monkeypatch.setattr("ecrm.run.lone_run.prepare_torch", lambda threads: None)
 
     def begin(wanted: Wanted) -> Started:
         return replace(run_alone(wanted), check_steps=CHECKED)

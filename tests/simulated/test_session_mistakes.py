@@ -15,7 +15,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from ecrm.errors import ScriptFailed, StrayId, UsageError
 from ecrm.protection.erasure import ErasureProtection
-from ecrm.session.run import Wanted
+from ecrm.run.started import Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from support.sessions import ROWS, Layout, Left, Small, Train, run, train_two_tower

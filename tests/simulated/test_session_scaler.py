@@ -22,7 +22,7 @@ from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.replicate import ReplicateProtection
 from ecrm.run import finite
 from ecrm.run.finite import FiniteWatch
-from ecrm.session.run import Wanted
+from ecrm.run.started import Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulate.workload import Workload
 from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster

@@ -15,8 +15,8 @@ from ecrm.protection.base import Protection
 from ecrm.protection.chain import ChainProtection
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.replicate import ReplicateProtection
+from ecrm.run.started import Wanted
 from ecrm.session import session as session_module
-from ecrm.session.run import Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault
 from support.sessions import Layout, Left, Train, TwoTower, run, train_two_tower

@@ -16,8 +16,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from ecrm.protection.base import Protection
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.replicate import ReplicateProtection
-from ecrm.session import log_delivery
-from ecrm.session.run import Wanted
+from ecrm.run import log_delivery
+from ecrm.run.started import Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault, RankKilled
 from support.sessions import ROWS, Layout, Left, Small, run

@@ -17,7 +17,7 @@ from ecrm.errors import ScriptFailed, Unrecoverable
 from ecrm.placement.view import View
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.none import NoProtection
-from ecrm.session.run import Started, Wanted
+from ecrm.run.started import Started, Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed, RankKilled
 from ecrm.transport.base import PeerFailure

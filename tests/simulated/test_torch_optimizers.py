@@ -33,7 +33,7 @@ from ecrm.errors import Unrecoverable, UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import bytes_of
 from ecrm.protection.erasure import ErasureProtection
-from ecrm.session.run import Wanted
+from ecrm.run.started import Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from support.sessions import Layout, Left, Train, run

@@ -21,7 +21,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.model.nested_state import placed
-from ecrm.session.alone import run_alone
+from ecrm.run.lone_run import run_alone
 from ecrm.session.session import Session
 from ecrm.transport.digests import entry_digests
 

@@ -14,7 +14,7 @@ from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.kernels import dispatch
 from ecrm.kernels.warm_up import warm_up
 from ecrm.model.dlrm import _Spread
-from ecrm.ops import _Interact
+from ecrm.ops import _Interact, no_memory
 from ecrm.placement.initial_values import Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
@@ -82,10 +82,10 @@ def train_and_pool() -> None:
     """The built-in model, with either interaction, and a session, which spreads and pools rows."""
     with imitated_gpu() as device:
         rows, places = (torch.ones(2, DIM, device=device), torch.zeros(4).long().to(device))
-        both_ways(_Interact, rows, rows, places, None)
+        both_ways(_Interact, rows, rows, places, no_memory)
         both_ways(_Spread, rows, places, None)
         values = torch.ones(4, DIM, device=device)
-        _summed(rows, [(places, values, None), (places, values, places)])
+        _summed(rows, [(places, values, None), (places, values, places)], no_memory)
 
 
 @pytest.fixture(scope="module")

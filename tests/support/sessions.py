@@ -34,7 +34,7 @@ from ecrm.engine.table_digest import table_digests
 from ecrm.placement.assignment import initial_view
 from ecrm.protection.base import Protection
 from ecrm.protection.erasure import ErasureProtection
-from ecrm.session.run import Started, Wanted
+from ecrm.run.started import Started, Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulate.session_job import SimulatedRun, session_engine
 from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster

@@ -10,7 +10,7 @@ import pytest
 from ecrm.base.opened_file import OpenedFile
 from ecrm.errors import UsageError
 from ecrm.run.auto_resume import AUTO_RESUME
-from ecrm.session.begun_file import BegunFile
+from ecrm.run.begun_file import BegunFile
 
 
 @pytest.fixture

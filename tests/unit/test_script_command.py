@@ -10,8 +10,8 @@ from ecrm.config.check import KEYS
 from ecrm.config.script import DECIDED_KEYS, Script
 from ecrm.engine.slot_faults import Place
 from ecrm.errors import EcrmError, LostTouch, ScriptFailed, UsageError
-from ecrm.session.rank import this_rank
-from ecrm.session.run_script import Failure, _execute, _fail
+from ecrm.run.run_script import Failure, _execute, _fail
+from ecrm.run.this_rank import this_rank
 from support.commands import assert_one_line, ecrm
 
 

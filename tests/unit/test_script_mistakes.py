@@ -14,11 +14,11 @@ from ecrm.config.script import Script
 from ecrm.errors import EcrmError
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.calls import Calls
+from ecrm.run import session_run as build
+from ecrm.run import this_rank as session_rank
 from ecrm.run.claim import Job
-from ecrm.session import build
-from ecrm.session import rank as session_rank
-from ecrm.session.rank import ThisRank
-from ecrm.session.run_script import _run
+from ecrm.run.run_script import _run
+from ecrm.run.this_rank import ThisRank
 from ecrm.transport.alone import LoneTransport
 
 ONE_RANK = [

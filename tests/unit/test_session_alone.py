@@ -28,8 +28,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import ecrm
 from ecrm.engine.table_digest import gather_rows
 from ecrm.errors import DataError, EcrmError, NotFinite, UsageError
+from ecrm.run.lone_run import PROCESSES
 from ecrm.session import save
-from ecrm.session.alone import PROCESSES
 from ecrm.session.row_source import FetchedRows
 from ecrm.storage.base import Store
 from ecrm.transport.alone import LoneTransport

@@ -12,7 +12,7 @@ from ecrm.launch.watch import Watch
 from ecrm.run.auto_resume import AUTO_RESUME, look
 from ecrm.run.claim import Job
 from ecrm.run.session_folders import newest_session, session_folder
-from ecrm.session.rank import ThisRank
+from ecrm.run.this_rank import ThisRank
 
 LAUNCH = "abc"
 ENDING = Ending(exit_code=0, stopped_by=None, launch=LAUNCH)

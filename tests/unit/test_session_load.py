@@ -23,12 +23,12 @@ from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.placement import initial_values
 from ecrm.placement.initial_values import FileValues, Values
 from ecrm.placement.tables import Table, row_spaces
+from ecrm.run import loaded_files
 from ecrm.run.loaded_files import check_names, with_digests
-from ecrm.session import loading
+from ecrm.run.started import Wanted
+from ecrm.run.trained_module import TrainedModule
 from ecrm.session.loading import load
-from ecrm.session.run import Wanted
 from ecrm.session.save import FORMATS
-from ecrm.session.trained_module import TrainedModule
 from ecrm.storage.initial_rows import InitialRows
 
 KINDS = {
@@ -236,9 +236,9 @@ def told_by(monkeypatch, files: dict[int, FileValues], hosts: dict[int, str]) ->
     for number, values in files.items():
         together = [other for other in sorted(hosts) if seen[other] == seen[number]]
         table = Table("user", 70, 4, None, values)
-        read[number] = loading._digests([table], together.index(number), together)
-    monkeypatch.setattr(loading, "share_json", share)
-    monkeypatch.setattr(loading, "host_name", lambda: hosts[rank])
+        read[number] = loaded_files._digests([table], together.index(number), together)
+    monkeypatch.setattr(loaded_files, "share_json", share)
+    monkeypatch.setattr(loaded_files, "host_name", lambda: hosts[rank])
     found = []
     for rank in files:
         shares[:] = [said, read]

@@ -21,10 +21,10 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.run.auto_resume import check_same
 from ecrm.run.claim import Job
-from ecrm.session.build import LastWords, _check, _config, check_weights
-from ecrm.session.progress import SessionProgress
-from ecrm.session.run import Wanted
-from ecrm.session.trained_module import TrainedModule, digests_of, names_of, shapes_of
+from ecrm.run.session_progress import SessionProgress
+from ecrm.run.session_run import LastWords, _check, _config, check_weights
+from ecrm.run.started import Wanted
+from ecrm.run.trained_module import TrainedModule, digests_of, names_of, shapes_of
 from ecrm.testing.simulated_transport import ProgramFailed, SimulatedCluster
 
 ADAGRAD = SparseOptimizer("adagrad", 0.1)

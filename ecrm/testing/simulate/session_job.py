@@ -30,8 +30,8 @@ from ecrm.model.nested_state import bytes_of
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection
+from ecrm.run.started import Start, Started, Wanted, too_late
 from ecrm.session.data import Indexed
-from ecrm.session.run import Start, Started, Wanted, too_late
 from ecrm.session.session import Session
 from ecrm.session.streams import Streams
 from ecrm.storage import store_factory

@@ -19,8 +19,8 @@ from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.run.rank_run import RankRun
-from ecrm.session.build import start_run
-from ecrm.session.run import Wanted
+from ecrm.run.session_run import start_run
+from ecrm.run.started import Wanted
 
 ROWS, DIM, SLOTS = 60, 8, 2
 

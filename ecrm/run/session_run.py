@@ -37,19 +37,18 @@ from ecrm.run.consistency import Alike, given_of
 from ecrm.run.ending import Ending, Record
 from ecrm.run.keep import checkpoints_of, inherit_best
 from ecrm.run.loaded_files import with_digests
+from ecrm.run.log_delivery import FileMark, NoMark
 from ecrm.run.memory_check import check_memory
 from ecrm.run.policy import policy_of
 from ecrm.run.rank_run import RankRun, RunStopped
+from ecrm.run.reported import ended_early
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import make_run_dir
+from ecrm.run.session_progress import SessionProgress, steps_skipped
 from ecrm.run.standstill import Standstill
-from ecrm.run.whereabouts import Whereabouts
-from ecrm.session.log_delivery import FileMark, NoMark
-from ecrm.session.progress import SessionProgress, steps_skipped
-from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, this_rank
-from ecrm.session.reported import ended_early
-from ecrm.session.run import Started, Wanted, too_late
-from ecrm.session.trained_module import (
+from ecrm.run.started import Started, Wanted, too_late
+from ecrm.run.this_rank import WITHOUT_GROUPS, ThisRank, this_rank
+from ecrm.run.trained_module import (
     TrainedModule,
     begins_otherwise,
     differences,
@@ -57,6 +56,7 @@ from ecrm.session.trained_module import (
     names_of,
     shapes_of,
 )
+from ecrm.run.whereabouts import Whereabouts
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.transport.base import Transport
 
@@ -183,7 +183,8 @@ def _end_before(rank: ThisRank) -> None:
 def free_memory() -> None:
     """Free the memory of an earlier session, which no variable of the script holds any more."""
     gc.unfreeze()
-    gc.collect()
+    for _ in range(2):  # the first may only finalize what the second frees
+        gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 

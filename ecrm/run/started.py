@@ -13,8 +13,8 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import Place
 from ecrm.errors import Unrecoverable
 from ecrm.placement.tables import Table
+from ecrm.run.log_delivery import Mark, NoMark
 from ecrm.run.step_loop import Run
-from ecrm.session.log_delivery import Mark, NoMark
 
 
 @dataclass(frozen=True)

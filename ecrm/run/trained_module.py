@@ -16,7 +16,7 @@ from ecrm.checkpoint.folder import Checkpoint
 from ecrm.errors import UsageError
 from ecrm.model.nested_state import bytes_of
 from ecrm.placement.initial_values import FileValues, Initial, Uniform, Values
-from ecrm.session.run import Wanted
+from ecrm.run.started import Wanted
 
 KEPT = {"slots": "Session(slots={})", "seed": "Session(seed={})"}
 """Numbers fixed for a continued run, with the code to type."""

@@ -14,9 +14,9 @@ from ecrm.errors import UsageError
 from ecrm.process.calls import Calls
 from ecrm.process.stop_signals import StopSignals
 from ecrm.run.auto_resume import AUTO_RESUME, gone_on_from
+from ecrm.run.begun_file import BegunFile
 from ecrm.run.claim import Job
 from ecrm.run.session_folders import session_folder
-from ecrm.session.begun_file import BegunFile
 from ecrm.transport.base import Transport
 
 WITHOUT_GROUPS = "leave out process groups, for a session has ranks of its own"

@@ -31,10 +31,10 @@ from ecrm.process.stop_signals import StopSignals
 from ecrm.run.check_start import check_kernels
 from ecrm.run.claim import Job
 from ecrm.run.collective_check import collective_check
+from ecrm.run.own_frames import own_line, own_traceback
 from ecrm.run.rank_run import RunStopped
 from ecrm.run.run_rank import run_rank
-from ecrm.session.own_frames import own_line, own_traceback
-from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, be
+from ecrm.run.this_rank import WITHOUT_GROUPS, ThisRank, be
 
 
 @dataclass(frozen=True)

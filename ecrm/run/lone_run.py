@@ -27,10 +27,10 @@ from ecrm.run.finite import FiniteWatch
 from ecrm.run.loaded_files import check_names
 from ecrm.run.memory_check import judged, reserve, shard_bytes
 from ecrm.run.reporter import ended_in_words
-from ecrm.session.build import REMEDY
-from ecrm.session.progress import SessionProgress
-from ecrm.session.rank import script_name
-from ecrm.session.run import Started, Wanted
+from ecrm.run.session_progress import SessionProgress
+from ecrm.run.session_run import REMEDY
+from ecrm.run.started import Started, Wanted
+from ecrm.run.this_rank import script_name
 from ecrm.storage import store_factory
 from ecrm.transport.alone import LoneTransport
 
