@@ -172,7 +172,7 @@ class Session:
     def _before_step(self, parameters: Sequence[nn.Parameter]) -> None:
         """Call the user's `before_step` just before the dense step, alike on all dense holders."""
         assert self._started is not None
-        engine, doing = self.engine, self._started.doing
+        engine, doing = self._engine, self._started.doing
         seed_slot(self._seed, engine.step, self._slots)
         if self._user_before_step is not None:
             doing(Place(engine.step, engine.view.epoch, BEFORE_STEP))
@@ -298,7 +298,7 @@ class Session:
         except GeneratorExit:
             if not is_rank():  # on a rank, the end of the script reports the break
                 print(
-                    f"ecrm: warning: training was left in step {self.engine.step} of {steps}: to "
+                    f"ecrm: warning: training was left in step {self._engine.step} of {steps}: to "
                     "end it early, call session.stop() in the loop's body",
                     file=sys.stderr,
                 )
@@ -420,7 +420,7 @@ class Session:
             for _ in self._steps(_no_batch, 0):
                 raise AssertionError("no step is trained")
         loop, started = self._running("eval_batches")
-        check_unchanged(self.engine, "session.eval_batches")
+        check_unchanged(self._engine, "session.eval_batches")
         evaluation = Evaluation(
             started.run.engine,
             self._replica,
@@ -463,7 +463,7 @@ class Session:
         """
         (_, started), target = self._running("save"), typed_path(path)
         format_of(target)
-        check_unchanged(self.engine, "session.save")
+        check_unchanged(self._engine, "session.save")
         engine, aliases = started.run.engine, self._tables.aliases
         finite = {name for name, _ in self.model.named_parameters()} if started.finite else None
         self._together(
@@ -528,7 +528,7 @@ class Session:
         without entries other than tensors. Raises UsageError for tables of more than 256 MB.
         """
         _, started = self._running("state_dict")
-        check_unchanged(self.engine, "session.state_dict")
+        check_unchanged(self._engine, "session.state_dict")
         self._check_size(
             "state_dict", "call session.save(path), and torch.load(path, mmap=True) where needed"
         )
@@ -581,9 +581,9 @@ class Session:
         return dict(zip(found, on_host(*found.values())))
 
     @property
-    def engine(self) -> Engine:
-        """The engine of the rank, once `steps` has begun."""
-        return self._begun("engine").run.engine
+    def rank(self) -> int:
+        """The number of the process among all processes of the run, once `steps` has begun."""
+        return self._begun("rank").run.engine.rank
 
     @property
     def step(self) -> int:
@@ -603,6 +603,10 @@ class Session:
         engine = self._begun("is_main").run.engine
         as_main = None if self._loop is None else self._loop.tells_as_main
         return engine.rank == engine.view.reporter if as_main is None else as_main
+
+    @property
+    def _engine(self) -> Engine:
+        return self._begun("step").run.engine
 
     def _begun(self, what: str) -> Started:
         if self._started is None:

@@ -80,7 +80,7 @@ def test_the_recipe_comes_to_the_trainers_bits(folder, slots, rows, dense, capsy
     )
     with prepared_torch(threads=1):
         trainer, session = trained(config, data), train(config, start=run_alone)
-    found = {name.split(".")[-1]: d for name, d in table_digests(session.engine, 0).items()}
+    found = {name.split(".")[-1]: d for name, d in table_digests(session._engine, 0).items()}
     assert found == table_digests(trainer, 0) and len(found) == 26
     ours = [p for p in session.model.parameters() if not p.is_meta]
     theirs = list(dense_of(trainer).module.parameters())

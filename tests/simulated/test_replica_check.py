@@ -32,7 +32,7 @@ def on_odd_rank(change: Callable[[Session], object]) -> Train:
             assert optimizer is not None
 
             def changed(*_: object) -> None:
-                if session.engine.rank == ODD and session.engine.step == STEP:
+                if session.rank == ODD and session.step == STEP:
                     change(session)
 
             optimizer.register_step_post_hook(changed)
@@ -134,7 +134,7 @@ def test_a_buffer_changed_in_before_step_is_kept():
             session._user_before_step = before_step
 
         session = train_two_tower(start, prepare=prepare)
-        if session.engine.state.dense is not None:
+        if session._engine.state.dense is not None:
             assert float(session.model.seen) == 10
         return session
 

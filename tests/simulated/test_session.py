@@ -70,8 +70,8 @@ def test_alone_in_a_process_a_session_comes_to_the_same_bits():
     """With plain `python`, or in a notebook."""
     with prepared_torch(threads=1):  # and afterwards as it was
         session = train_two_tower(run_alone)
-    assert table_digests(session.engine, 0) == calm().tables
-    dense = session.engine.state.dense
+    assert table_digests(session._engine, 0) == calm().tables
+    dense = session._engine.state.dense
     assert dense is not None and frozenset({dense_digest(dense)}) == calm().dense
     assert told(session.delivered) == calm().logged
 
@@ -83,7 +83,7 @@ def evaluating(folder: Path) -> Train:
         def prepare(session: Session) -> None:
             @session.every(3)
             def evaluate() -> None:
-                session.evaluated[session.engine.step] = evaluation(session)
+                session.evaluated[session.step] = evaluation(session)
                 session.save(folder / "on-the-way.pt")  # after a death in the evaluation, too
 
             session.evaluated = {}

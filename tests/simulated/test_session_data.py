@@ -189,7 +189,7 @@ def evaluating(workers: int) -> Train:
             for batch in session.eval_batches(Indexed(range(23), 4, collate, workers=workers)):
                 session.gather(score=session.model(batch["ids"]), label=batch["label"])
             numbers = torch.stack([session.gathered["score"], session.gathered["label"]])
-            session.evaluated[session.engine.step] = tuple(numbers.flatten().tolist())
+            session.evaluated[session.step] = tuple(numbers.flatten().tolist())
 
     return script(lambda: Indexed(range(61), 5, collate), prepare=prepare)
 

@@ -36,7 +36,7 @@ def test_what_is_computed_twice_trains_to_the_same_bits(faults):
 
     def count(session: Session) -> None:
         def passed(*_: object) -> None:
-            passes[session.engine.step] += 1
+            passes[session.step] += 1
 
         session.model.register_forward_hook(passed)
 
@@ -140,12 +140,12 @@ def test_batches_that_ask_for_other_rows_are_told(monkeypatch):
 
 def by_rank(session: Session) -> None:
     """Scores that are others on each rank."""
-    session.model.register_forward_hook(lambda _, given, scores: scores + session.engine.rank)
+    session.model.register_forward_hook(lambda _, given, scores: scores + session.rank)
 
 
 def batch_by_rank(session: Session) -> None:
     def before(_: object, given: tuple[torch.Tensor, ...]) -> None:
-        session.log(rank=session.engine.rank)
+        session.log(rank=session.rank)
 
     session.model.norm.register_forward_pre_hook(before)
 

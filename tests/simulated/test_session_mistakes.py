@@ -196,7 +196,7 @@ def swaps_weights(session: Session) -> list[Any]:
 AFTER = {
     "parameters were changed since the last step": (swaps_weights, forward_only),
     r"has 1 batches on rank 0 and 2 on rank 1": (
-        lambda session: [batch_of(50, 0)] * (1 + session.engine.rank % 2),
+        lambda session: [batch_of(50, 0)] * (1 + session.rank % 2),
         forward_only,
     ),
     "called in the body of a loop over session.eval_batches": (
@@ -351,7 +351,7 @@ def averaging(interval: int, faults: list[PhaseFault]) -> Left:
                 average.eval()
                 for batch in session.eval_batches([batch_of(60 + n, 0) for n in range(3)]):
                     session.gather(score=average(batch["ids"]))
-                session.evaluated[session.engine.step] = tuple(session.gathered["score"].tolist())
+                session.evaluated[session.step] = tuple(session.gathered["score"].tolist())
 
         def update(parameters: Any) -> None:
             session, average = held

@@ -40,7 +40,7 @@ def reports(sign: float = 1.0, **goal: Any) -> Callable[[Session], None]:
         @session.every(2, **goal)
         def look() -> None:
             if session.is_main:
-                session.report(sign * VALUES[session.engine.step])
+                session.report(sign * VALUES[session.step])
 
     return prepare
 
@@ -76,7 +76,7 @@ def test_the_best_model_is_kept_and_training_ends_without_gain(deaths, interval,
         def train(start: Any) -> Session:
             begin = trained(prepare=reports(mode="max", keep_best=True, patience=2), steps=12)
             session = begin(start)
-            ended.append(ended_early(session.engine, 12))
+            ended.append(ended_early(session._engine, 12))
             return session
 
         found = run(faults, with_checkpoints(layout(interval), folder), train)

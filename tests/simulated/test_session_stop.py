@@ -83,7 +83,7 @@ def stops_in_the_body(session: Session, batch: dict[str, Any]) -> None:
 def stops_on_the_main_rank(session: Session) -> None:
     @session.every(2)
     def look() -> None:
-        if session.is_main and session.engine.step == 4:
+        if session.is_main and session.step == 4:
             session.stop()
 
 
@@ -338,9 +338,9 @@ def test_a_main_rank_that_dies_before_it_is_told_leaves_that_to_the_next():
     def listens(session: Session) -> None:
         def heard(step: int, logged: Any) -> None:
             if session.is_main:
-                if step == 4 and session.engine.rank == 3:
+                if step == 4 and session.rank == 3:
                     raise RankKilled
-                told.append((step, session.engine.rank))
+                told.append((step, session.rank))
 
         session.on_commit(heard)
 

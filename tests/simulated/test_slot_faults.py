@@ -119,7 +119,7 @@ class Script:
                         evaluation(session)
                     self._at_work(engines[0].rank)
                     if session.is_main:
-                        self.done.append((session.engine.step, engines[0].rank))
+                        self.done.append((session.step, engines[0].rank))
 
         try:
             session = train_two_tower(begin, STEPS, prepare)

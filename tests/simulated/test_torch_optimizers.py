@@ -96,12 +96,12 @@ def script(case: Case, ends: Ends, steps: int) -> Train:
         session.delivered = []  # type: ignore[attr-defined]
         for batch in session.steps(ids, steps):
             F.softplus(session.model(batch)).mean().backward()
-        if isinstance(session.engine.state.dense, ModuleReplica):
-            ends[session.engine.rank] = {
+        if isinstance(session._engine.state.dense, ModuleReplica):
+            ends[session.rank] = {
                 name: bytes_of(value).numpy().tobytes().hex()
                 if isinstance(value, Tensor)
                 else repr(value)
-                for name, value in session.engine.state.dense.whole_state
+                for name, value in session._engine.state.dense.whole_state
             }
         return session
 

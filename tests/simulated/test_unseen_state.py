@@ -288,7 +288,7 @@ def test_what_the_body_changes_is_refused_by_name(name):
 def test_what_the_body_changes_late_is_found_too():
     def body(session: Session, batch: Any) -> None:
         usual(session, batch)
-        if session.engine.step == STEPS - 1:
+        if session.step == STEPS - 1:
             session.model.linear.weight.data.clamp_(-0.1, 0.1)
 
     with pytest.raises(UsageError, match=f"step {STEPS - 1}, slot 0: parameter linear.weight was"):

@@ -273,7 +273,7 @@ def run(
     def program(transport: Transport) -> tuple[Any, ...]:
         hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
         session = train(starter(transport, hooks, layout))
-        engine = session.engine
+        engine = session._engine
         while True:
             try:
                 meet(engine, "the end of the script")

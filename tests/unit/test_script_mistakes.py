@@ -81,9 +81,9 @@ def run(tmp_path, monkeypatch):
 
 WORKS = {
     "a second session that is not trained": "other = made()" + LOOP,
-    "a print": LOOP + "print('done', session.engine.step)",
+    "a print": LOOP + "print('done', session.step)",
     "a batch left out": LOOP.replace("loss(", "session.skip(); loss("),
-    "a stop in the last step": LOOP + "assert session.engine.step == 3",
+    "a stop in the last step": LOOP + "assert session.step == 3",
     "a model that is copied and not called": LOOP + "import copy; copy.deepcopy(session.model)",
 }
 
@@ -144,7 +144,7 @@ LEFT = """
 def main():
     for batch in session.steps(ids, 3):
         loss(session, batch).backward()
-        if session.engine.step == 1:
+        if session.step == 1:
             {}
 """
 MISTAKES = {

@@ -179,7 +179,7 @@ def _made(name: str, weight: nn.Parameter) -> tuple[torch.optim.Optimizer, tuple
 
 def state_of(session: ecrm.Session, part: Callable[[Store, Tensor], Tensor]) -> dict[str, Tensor]:
     """Rows of all tables, or their optimizer state, by the names of weights."""
-    engine, found = session.engine, {}
+    engine, found = session._engine, {}
     for space, row_space in enumerate(engine.state.spaces):
         for table, first in zip(row_space.tables, row_space.offsets, strict=True):
             rows = torch.arange(first, first + table.rows)
@@ -449,7 +449,7 @@ def train_scaled(
     """The session of a loss that is as large as `factor(step)` has it."""
     session = begun(small(), scaler)
     for kjt in session.steps(ids, steps):
-        loss = score(session.model, kjt).square().mean() * factor(session.engine.step)
+        loss = score(session.model, kjt).square().mean() * factor(session.step)
         scaler.scale(loss).backward()
     return session
 
@@ -477,12 +477,12 @@ def test_a_loss_that_is_not_scaled_is_told():
     ):
         for kjt in session.steps(ids, 3):
             loss = score(session.model, kjt).square().mean()
-            (loss if session.engine.step else scaler.scale(loss)).backward()
-    assert session.engine.step == 1
+            (loss if session.step else scaler.scale(loss)).backward()
+    assert session.step == 1
     disabled = torch.amp.GradScaler("cpu", enabled=False)
     for kjt in (session := begun(small(), disabled)).steps(ids, 1):
         score(session.model, kjt).square().mean().backward()
-    assert session.engine.step == 1
+    assert session.step == 1
 
 
 def test_slots_are_computed_twice_where_the_script_asks_for_it(capsys):
@@ -644,7 +644,7 @@ def test_numbers_may_come_from_numpy_and_torch():
     session.every(np.int64(2))(lambda: None)
     for kjt in session.steps(ids, np.int64(3)):
         score(session.model, kjt).square().mean().backward()
-    assert session.engine.step == 3
+    assert session.step == 3
     with pytest.raises(UsageError, match=r"Session\(slots=2.0\): give a whole number"):
         ecrm.Session(small(), slots=2.0)
 
@@ -765,8 +765,8 @@ def test_gradients_in_the_memory_for_sending_are_those_in_other_memory(backwards
         for kjt in session.steps(ids, 3):
             backwards(session, kjt, before)
             (leaf,) = session.model["bags"]._source.current.leaves
-            place = session.engine.gradient_buffer(session.engine.slots[0], 0, len(leaf))
-            other = session.engine.gradient_buffer(session.engine.slots[1], 0, len(leaf))
+            place = session._engine.gradient_buffer(session._engine.slots[0], 0, len(leaf))
+            other = session._engine.gradient_buffer(session._engine.slots[1], 0, len(leaf))
             taken += leaf.grad.data_ptr() in (place.data_ptr(), other.data_ptr())
         return state_of(session, Store.lookup), taken
 

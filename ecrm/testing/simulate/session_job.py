@@ -205,6 +205,7 @@ class SessionJob:
         """See `Job`."""
         seen = self.seen[transport.rank] = Seen()
         checkpoints: list[Checkpoints] = []
+        engines: list[Engine] = []
 
         def doing(place: Place | str) -> None:
             self._places.pop(transport.rank, None)
@@ -230,6 +231,7 @@ class SessionJob:
                 workload.backend,
                 durable=self._durable(workload),
             )
+            engines.append(engine)
             if workload.skip_undo:
                 leave_updates_in_place(engine)
             after_start(engine)
@@ -258,7 +260,8 @@ class SessionJob:
             run = SimulatedRun(engine, after_step, *checkpoints)
             return Started(run, doing, check_steps=wanted.check_steps)
 
-        engine = self._script(workload, start, seen).engine
+        self._script(workload, start, seen)
+        (engine,) = engines
         furthest = engine.step
         while True:
             try:
@@ -323,7 +326,7 @@ class SessionJob:
 
             @session.every(model.evaluates)
             def evaluate() -> None:
-                seen.evaluate(session.engine.step, self._evaluation(session, seed))
+                seen.evaluate(session.step, self._evaluation(session, seed))
 
         for batch in session.steps(self._batches(workload), workload.steps):
             if model.skips and int(1000 * float(batch.label.sum())) % 4 == 0:

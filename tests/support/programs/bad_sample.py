@@ -40,7 +40,7 @@ def look_at(numbers: list[int], place: str) -> None:
 
 
 def look_before_step(parameters: list[nn.Parameter]) -> None:
-    if session.engine.step == 5:
+    if session.step == 5:
         look_at([BAD], "before_step")
 
 

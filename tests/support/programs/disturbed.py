@@ -19,7 +19,7 @@ folder = Path(sys.argv[1])
 
 def at(phase: str) -> None:
     """This rank has come to a phase; the first time counts."""
-    (folder / f"at-{phase}-{session.engine.rank}").touch()
+    (folder / f"at-{phase}-{session.rank}").touch()
 
 
 def ids(step: int, slot: int) -> tuple[KeyedJaggedTensor, torch.Tensor]:
@@ -55,19 +55,19 @@ session.on_commit(log)
 def evaluate() -> None:
     session.model.eval()
     for features, label in session.eval_batches([ids(1000, number) for number in range(6)]):
-        if session.engine.step == 2 * EVERY:
+        if session.step == 2 * EVERY:
             at("evaluation")
         score = session.model["over"](session.model["bags"](features).values()).squeeze(1)
         session.gather(score=score, label=label)
-    if session.engine.step == 3 * EVERY:
+    if session.step == 3 * EVERY:
         at("save")
-    session.save(folder / f"model-{session.engine.step}.safetensors")
+    session.save(folder / f"model-{session.step}.safetensors")
 
 
 for features, label in session.steps(ids, STEPS):
-    if session.engine.step == 6:
+    if session.step == 6:
         at("step")
-    if session.engine.step == 8:
+    if session.step == 8:
         at("checkpoint")  # that of step 8 is being written
     scores = session.model["over"](session.model["bags"](features).values()).squeeze(1)
     loss = F.mse_loss(scores, label)

@@ -79,7 +79,7 @@ def batch(step: int, slot: int) -> KeyedJaggedTensor:
 for features in session.steps(batch, steps=4):
     model["over"](model["bags"](features).values()).sum().backward()
 
-rank = session.engine.rank
+rank = session.rank
 asked = {
     "hash": hash("word"), "listening": listening(), "ended": ended_by_sigterm(),
     "cwd": os.getcwd(),

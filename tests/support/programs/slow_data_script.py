@@ -70,7 +70,7 @@ session = ecrm.Session(
 
 @session.every(3)
 def look() -> None:
-    rank, step = session.engine.rank, session.engine.step
+    rank, step = session.rank, session.step
     note("ranks", rank, os.getpid())
     note("fds", f"{rank}-{step}", len(os.listdir("/proc/self/fd")))
 
@@ -79,11 +79,11 @@ for ids, label in session.steps(ecrm.Indexed(range(5000), BATCH, collate, worker
     torch.nn.functional.mse_loss(session.model(ids), label).backward()
     time.sleep(SECONDS)
 
-note("left", session.engine.rank, json.dumps(orphans()))
+note("left", session.rank, json.dumps(orphans()))
 waits, since = [], time.perf_counter()
 for ids, label in session.eval_batches(ecrm.Indexed(range(12 * BATCH), BATCH, collate, workers=3)):
     waits.append(time.perf_counter() - since)
     session.gather(score=session.model(ids), label=label)
     time.sleep(SECONDS)
     since = time.perf_counter()
-note("waits", session.engine.rank, json.dumps(waits))
+note("waits", session.rank, json.dumps(waits))
