@@ -6,7 +6,7 @@ Only the engine joins transport, storage, protection and views. A training loop 
         try:
             rows = engine.lookup(requests_of(engine.step, engine.slots), apply_follows=True)
             ...                                   # forward and backward, local to the slot
-            engine.apply(row_gradients, dense_contributions)
+            engine.apply(StepInput(row_gradients, dense_contributions))
         except StepAborted:
             continue                              # engine.step and engine.slots may have changed
 
@@ -85,6 +85,7 @@ from ecrm.engine.reshape import Reshape
 from ecrm.engine.rollback import Durable
 from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.state import EngineState
+from ecrm.engine.step_input import StepInput
 from ecrm.engine.step_replay import StepReplay
 from ecrm.errors import ChangedDataError, ReplicasDiffer
 from ecrm.placement.assignment import plan_reshape
@@ -94,12 +95,6 @@ from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport
 from ecrm.protection.routing import (
     DENSE,
-    ENDS,
-    NOTE,
-    OVER,
-    SLOT_STATE,
-    STOP,
-    TROUBLE,
     ShardRequests,
     StepReplies,
     StepResults,
@@ -340,43 +335,14 @@ class Engine:
             self._gradients[slot, space] = ReusableBuffer(dim, self._transport.allocate_shared)
         return self._gradients[slot, space].of(rows)
 
-    def apply(
-        self,
-        row_gradients: Mapping[int, Sequence[Tensor]],
-        contributions: Mapping[int, Tensor],
-        commit: bool = False,
-        rows_ahead: Mapping[int, Sequence[Tensor]] | None = None,
-        rows_soon: Mapping[int, Sequence[Tensor]] | None = None,
-        notes: Mapping[int, Tensor] | None = None,
-        troubles: Mapping[int, str] | None = None,
-        slot_state: Mapping[int, Tensor] | None = None,
-        skip_troubled: bool = False,
-        over: Collection[int] = (),
-        sit_out: Collection[int] = (),
-        ends_at: int = -1,
-    ) -> None:
+    def apply(self, given: StepInput) -> None:
         """Collective: finish the step begun by `lookup`.
 
-        `row_gradients[slot][space]`, float32 [U, dim], are summed gradients of the rows looked up;
-        `contributions[slot]`, float32 [P], goes to every dense replica. Commits if the interval is
-        full, if anything is rebuilding, before the end of training, with `commit`, or if a rank
-        asks to stop: all ranks then have `recovery.stopping` set. `rows_ahead`, given by every rank
-        or by no rank, are the rows of the next `lookup`: the requests go along, with the requests
-        of a round of repair, and save two exchanges. `rows_soon`, optional on any rank, are likely
-        the rows of the `lookup` after the next: with `repairs_ahead`, missing rows of `rows_soon`
-        are recovered before a slot has to wait. `notes[slot]`, uint8 [N], goes to the `log` of
-        every dense holder: a note on this step, kept once, however often the step is done.
-        `troubles[slot]` is told to all ranks: the hook `troubled` gets the troubles of all slots,
-        on every rank, before any change, and may end the run. With `skip_troubled`, the same on all
-        ranks, the hook `skipped` is called instead: the step changes no row, and dense replicas
-        skip the step. `slot_state[slot]`, uint8 [N], goes whole to every dense replica, for state
-        without a sum. Notes and states are of slots with a contribution; at least one slot has a
-        contribution. `over` slots have no part in the next step; with all slots `over` this step is
-        the last, and is committed. Slots in `sit_out` change no row; the gradients of such slots
-        hold anything. From a rank with `ends_at` all ranks learn of the end of training before the
-        later step `ends_at`. Raises StepAborted after a failure; UsageError on every rank unless
-        `sparse_rate` is a number of 0 or more; on every rank StrayRow, ChangedDataError or
-        ReplicasDiffer for wrong rows or replicas.
+        Commits if the interval is full, if anything is rebuilding, before the end of training, with
+        `given.commit`, or if a rank asks to stop: all ranks then have `recovery.stopping` set.
+        Raises StepAborted after a failure; UsageError on every rank unless `sparse_rate` is a
+        number of 0 or more; on every rank StrayRow, ChangedDataError or ReplicasDiffer for wrong
+        rows or replicas.
         """
         state, flight, lookup = self.state, self._in_flight, self._in_flight.lookup
         # before any message: with a wrong rate all ranks end alike, and no rank is left waiting
@@ -389,21 +355,11 @@ class Engine:
             # confirmed by an agreement, and hosts of units able to begin without requests.
             foresees = flight.confirmed and state.protection.foresees_repair
             flight.replay = StepReplay(self.step, lookup, self.view) if foresees else None
-            ahead = self._lookup_ahead(rows_ahead, rows_soon)
-            results = self._results(
-                lookup,
-                row_gradients,
-                contributions,
-                ahead,
-                notes or {},
-                slot_state or {},
-                troubles or {},
-                over,
-                sit_out,
-                ends_at,
-            )
-            came = self._exchange_results(lookup, results, skip_troubled)
-            skips = skip_troubled and bool(came.troubles)
+            ahead = self._lookup_ahead(given.rows_ahead, given.rows_soon)
+            ends_at = self._first_end(given.ends_at)
+            results = given.messages(self.view, lookup, ahead, state.hooks.asks(), ends_at)
+            came = self._exchange_results(lookup, results, given.skip_troubled)
+            skips = given.skip_troubled and bool(came.troubles)
             # set before the first update: a death in the middle must count rows as changed
             flight.changed = True
             if skips:
@@ -411,11 +367,11 @@ class Engine:
                 lookup.shard_side.pass_over(state.protection.keeps_deltas)
             else:
                 # a shard away cannot update now: the stand-in keeps the gradients for later
-                lookup.slot_side.keep(row_gradients, self.step, sit_out)
+                lookup.slot_side.keep(given.row_gradients, self.step, given.sit_out)
                 lookup.shard_side.update(came.gradients, state.protection.keeps_deltas, self.step)
             state.note_undo_bytes()
             committing = (
-                commit
+                given.commit
                 # a stop must lose no step
                 or bool(came.stopping)
                 # units must be of the same step when read for the rebuild
@@ -472,52 +428,6 @@ class Engine:
             self.asked.marks(self.step + 1),
         )
         return Lookup.of(context, rows_ahead, rows_soon, marks=marks)
-
-    def _results(
-        self,
-        lookup: Lookup,
-        row_gradients: Mapping[int, Sequence[Tensor]],
-        contributions: Mapping[int, Tensor],
-        ahead: Lookup | None,
-        notes: Mapping[int, Tensor],
-        slot_state: Mapping[int, Tensor],
-        troubles: Mapping[int, str],
-        over: Collection[int],
-        sit_out: Collection[int],
-        ends_at: int,
-    ) -> dict[int, list[Part]]:
-        """The messages of this rank's slots in a step's first exchange.
-
-        Row gradients go to shards; slices, notes and states to dense holders; requests of the next
-        lookup to shards; requests to stop, ends and troubles to all ranks.
-        """
-        holders = SlicedSum(self.view.dense)
-        outgoing = lookup.slot_side.gradients(row_gradients, sit_out)
-        for slot, contribution in sorted(contributions.items()):
-            for holder, part in holders.slices(contribution).items():
-                outgoing.setdefault(holder, []).extend(((DENSE, slot), part))
-                # notes and states are not summed: every holder needs the whole tensor
-                if slot in notes:
-                    outgoing[holder].extend(((NOTE, slot), notes[slot]))
-                if slot in slot_state:
-                    outgoing[holder].extend(((SLOT_STATE, slot), slot_state[slot]))
-        for rank, requests in ahead.requests().items() if ahead is not None else ():
-            outgoing.setdefault(rank, []).extend(requests)
-        # all ranks must decide alike on a stop, an end and troubles: tell every live rank
-        for rank in self.view.live if self.state.hooks.asks() else ():
-            outgoing.setdefault(rank, []).extend(((STOP,), torch.empty(0)))
-        for slot in over:
-            for rank in self.view.live:
-                outgoing.setdefault(rank, []).extend(((OVER, slot), torch.empty(0)))
-        # repeated by every rank knowing of the end: the first rank to say so may be dead by now
-        if (ends := self._first_end(ends_at)) >= 0:
-            for rank in self.view.live:
-                outgoing.setdefault(rank, []).extend(((ENDS, ends), torch.empty(0)))
-        for slot, trouble in troubles.items():
-            said = torch.tensor(list(trouble.encode()), dtype=torch.uint8)
-            for rank in self.view.live:
-                outgoing.setdefault(rank, []).extend(((TROUBLE, slot), said))
-        return outgoing
 
     def _exchange_results(self, lookup: Lookup, results: Outgoing, skips: bool) -> StepResults:
         """A step's first exchange: the results of slots, and the rest of a round of repair.

@@ -11,6 +11,7 @@ from torch import Tensor
 from ecrm.engine.computed import Computed
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
+from ecrm.engine.step_input import StepInput
 from ecrm.errors import DataError
 
 Batch = TypeVar("Batch")
@@ -277,26 +278,25 @@ class StepLoop(Generic[Batch]):
         over = [slot for slot, result in results.items() if result.over]
         if any(result.stops for result in results.values()):
             over = list(range(len(engine.view.slots)))
-        engine.apply(
+        given = StepInput(
             {slot: result.gradients for slot, result in results.items()},
             {
                 slot: result.contribution
                 for slot, result in results.items()
                 if result.contribution is not None
             },
-            commit=last,
-            rows_ahead=ahead,
-            rows_soon=soon,
-            notes={slot: result.note for slot, result in results.items()},
-            troubles=troubles,
-            slot_state={
-                slot: result.state for slot, result in results.items() if result.state is not None
-            },
-            skip_troubled=self._skips,
-            over=over,
-            sit_out=[slot for slot, result in results.items() if result.sits_out],
-            ends_at=self._ends_at(),
+            {slot: result.state for slot, result in results.items() if result.state is not None},
+            {slot: result.note for slot, result in results.items()},
+            troubles,
+            self._skips,
+            [slot for slot, result in results.items() if result.sits_out],
+            over,
+            self._ends_at(),
+            last,
+            ahead,
+            soon,
         )
+        engine.apply(given)
 
     def _stops_before(self, step: int) -> bool:
         """Whether collective work comes between a step and the step before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -128,9 +129,9 @@ def test_the_state_of_a_slot_reaches_every_holder_whole_and_once_a_step(monkeypa
         engine, computed = make_engine(workload, transport, hooks, lambda: 0.0), Computed()
         apply = engine.apply
 
-        def apply_with_state(*args, **kwargs):
-            states = {1: state_of(engine.step)} if 1 in engine.slots else None
-            apply(*args, **kwargs, slot_state=states)
+        def apply_with_state(given):
+            states = {1: state_of(engine.step)} if 1 in engine.slots else {}
+            apply(replace(given, slot_state=states))
 
         engine.apply = apply_with_state
         while engine.step < workload.steps:

@@ -9,6 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
+from ecrm.engine.step_input import StepInput
 from ecrm.engine.table_digest import table_digests
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.assignment import initial_view
@@ -96,12 +97,12 @@ def train(transport, hooks, interval, without_undo):
                     for slot in reversed(engine.slots)
                 }
                 engine.apply(
-                    {slot: gradients for slot, (gradients, _, _) in done.items()},
-                    {slot: contribution for slot, (_, contribution, _) in done.items()},
-                    commit=step + 1 == STEPS,
-                    slot_state={
-                        slot: state for slot, (_, _, state) in done.items() if state is not None
-                    },
+                    StepInput(
+                        {slot: gradients for slot, (gradients, _, _) in done.items()},
+                        {slot: contribution for slot, (_, contribution, _) in done.items()},
+                        {slot: state for slot, (_, _, state) in done.items() if state is not None},
+                        commit=step + 1 == STEPS,
+                    )
                 )
             engine.rebuild_all()
             assert engine.verify_parity().mismatches == 0

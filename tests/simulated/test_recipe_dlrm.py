@@ -12,6 +12,7 @@ from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
+from ecrm.engine.step_input import StepInput
 from ecrm.engine.table_digest import table_digests
 from ecrm.model.determinism import prepared_torch
 from ecrm.model.slot_batch import backward, forward
@@ -52,9 +53,11 @@ def trained(config: Any, data: CriteoDataset) -> Engine:
             for slot, b in mine.items()
         }
         engine.apply(
-            {slot: [gradients] for slot, (gradients, _) in done.items()},
-            {slot: contribution for slot, (_, contribution) in done.items()},
-            commit=True,
+            StepInput(
+                {slot: [gradients] for slot, (gradients, _) in done.items()},
+                {slot: contribution for slot, (_, contribution) in done.items()},
+                commit=True,
+            )
         )
     return engine
 

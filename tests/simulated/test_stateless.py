@@ -216,10 +216,10 @@ class Run:
                     )
                     return values
 
-                def noting(gradients, *more, **others) -> None:
-                    for slot, by_space in gradients.items():
+                def noting(given) -> None:
+                    for slot, by_space in given.row_gradients.items():
                         self.made[engine.step, slot] = rank, [tensor.clone() for tensor in by_space]
-                    apply(gradients, *more, **others)
+                    apply(given)
 
                 engine.lookup, engine.apply = looking, noting
 

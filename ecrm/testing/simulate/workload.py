@@ -25,6 +25,7 @@ from ecrm.engine.computed import Computed
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
+from ecrm.engine.step_input import StepInput
 from ecrm.engine.table_digest import table_digests
 from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.placement.assignment import initial_view
@@ -339,7 +340,9 @@ def train_step(
         slot: contribution.view(torch.uint8)[slot:] for slot, contribution in contributions.items()
     }
     engine.apply(
-        gradients, contributions, commit=last, rows_ahead=ahead, rows_soon=soon, notes=notes
+        StepInput(
+            gradients, contributions, notes=notes, commit=last, rows_ahead=ahead, rows_soon=soon
+        )
     )
     engine.state.log.forget(engine.committed - REMEMBERED)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.slot_faults import Place
+from ecrm.engine.step_input import StepInput
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
@@ -72,7 +73,7 @@ def train_step(run: RankRun) -> None:
         started.doing("")
         gradients[slot] = [rows.grad / SLOTS]
         contributions[slot] = replica.contribution(SLOTS)
-    engine.apply(gradients, contributions, commit=step + 1 == typed.steps)
+    engine.apply(StepInput(gradients, contributions, commit=step + 1 == typed.steps))
     started.logged(step, {slot: {"rows": 10.0} for slot in range(SLOTS)})
     run.step_finished()
 
