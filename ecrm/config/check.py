@@ -26,8 +26,6 @@ KEYS: dict[str, dataclasses.Field[Any]] = {
     for name, section in SECTIONS.items()
     for field in dataclasses.fields(section)
 }
-NEED_CHECKPOINTS = ("checkpoint", "stateless")
-"""Protections that depend on checkpoints."""
 
 TYPE_WORDS = {
     int: "a whole number",
@@ -234,21 +232,11 @@ def _problems_of_steps(config: Config) -> list[Problem]:
 
 
 def _problems_of_redundancy(config: Config) -> list[Problem]:
-    """Requirements of a protection on the servers, and of scrubbing on the protection."""
-    protection, cluster = config.protection, config.cluster
-    problems = []
-    if protection.name == "erasure":
-        problems += _problems_of_stripes(protection.k, protection.m, cluster.servers)
-    elif protection.name in ("chain", "replicate") and protection.copies > cluster.servers:
-        problems.append(
-            _problem(
-                f"protection.copies = {protection.copies} needs as many servers, "
-                f"cluster.servers is {cluster.servers}",
-                {"cluster.servers": protection.copies},
-                {"protection.copies": cluster.servers},
-            )
-        )
-    if protection.scrub_rows_per_step and protection.name not in ("erasure", "chain"):
+    """Requirements of a protection on the ranks, and of scrubbing on the protection."""
+    protection, servers = config.protection, config.cluster.servers
+    wrong = config.kind.wrong(protection, servers, config.world_size)
+    problems = [_problem(said, *ways_out) for said, ways_out in wrong]
+    if protection.scrub_rows_per_step and not config.kind.parity:
         problems.append(
             _problem(
                 f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, "
@@ -288,10 +276,10 @@ def _problems_of_evaluations(config: Config) -> list[Problem]:
 
 
 def _problems_of_what_is_kept(config: Config) -> list[Problem]:
-    """Requirements of a protection on checkpoints and on dense replicas."""
+    """Requirements of a protection on checkpoints."""
     protection = config.protection
     problems = []
-    if protection.name in NEED_CHECKPOINTS and not (
+    if config.kind.needs_checkpoints and not (
         config.checkpoint.every_steps or config.checkpoint.every_minutes
     ):
         problems.append(
@@ -302,22 +290,14 @@ def _problems_of_what_is_kept(config: Config) -> list[Problem]:
                 {"checkpoint.every_minutes": 10},
             )
         )
-    if protection.name == "mapped" and config.checkpoint.keep_best != "none":
+    if config.kind.rows_in_files and config.checkpoint.keep_best != "none":
         problems.append(
             _problem(
                 f"checkpoint.keep_best is {config.checkpoint.keep_best}, but protection.name is "
-                "mapped: a run that goes on from mapped files does not know which evaluation was "
-                "the best",
+                f"{protection.name}: a run that goes on from mapped files does not know which "
+                "evaluation was the best",
                 {"checkpoint.keep_best": "none"},
                 {"protection.name": "erasure"},
-            )
-        )
-    if protection.name == "stateless" and config.world_size < 2:
-        problems.append(
-            _problem(
-                "protection.name is stateless, which keeps two dense replicas, "
-                "but there is one rank",
-                {"cluster.spares": 1},
             )
         )
     # m+1 dense replicas always fit: world_size >= cluster.servers >= k+m >= m+1.
@@ -401,10 +381,10 @@ def _problems_of_device(config: Config) -> list[Problem]:
                 on_cpu,
             )
         )
-    if config.protection.name == "mapped":
+    if config.kind.rows_in_files:
         problems.append(
             _problem(
-                f"{said}, but protection.name is mapped: rows are in files",
+                f"{said}, but protection.name is {config.protection.name}: rows are in files",
                 {"protection.name": "erasure"},
                 on_cpu,
             )
@@ -440,7 +420,7 @@ def _problems_of_flip(config: Config) -> list[Problem]:
             )
         ]
     row = {"testing.flip": f"{flip.rank}@{flip.step}:row"}
-    if flip.kind == "parity" and config.protection.name not in ("erasure", "chain"):
+    if flip.kind == "parity" and not config.kind.parity:
         return [
             _problem(
                 f"{said}, but protection.name is {config.protection.name}: there is no parity", row
@@ -468,28 +448,6 @@ def _problems_of_gpu_fault(config: Config) -> list[Problem]:
     if not config.testing.imitated_gpu:
         return [_problem(f"{said}, but testing.imitated_gpu is false: no other GPU fails so", none)]
     return []
-
-
-def _problems_of_stripes(k: int, m: int, servers: int) -> list[Problem]:
-    units = k + m
-    if units > 255:
-        return [
-            _problem(
-                f"protection.k + protection.m = {units}: "
-                "at most 255 units fit a stripe over GF(2^8)",
-                {"protection.k": 255 - m},
-            )
-        ]
-    if units <= servers:
-        return []
-    return [
-        _problem(
-            f"protection.k + protection.m = {units} needs at least {units} servers, "
-            f"cluster.servers is {servers}",
-            {"cluster.servers": units},
-            {"protection.k": servers - m},
-        )
-    ]
 
 
 def _flatten(raw: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

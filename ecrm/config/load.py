@@ -13,17 +13,17 @@ from typing import Any
 import ecrm
 from ecrm.base.paths import typed_path, typed_path_text
 from ecrm.config.check import (
-    NEED_CHECKPOINTS,
     problems_of_fit,
     problems_of_values,
     type_of,
     unknown_key,
 )
-from ecrm.config.schema import SECTIONS, Config
+from ecrm.config.schema import SECTIONS, Config, ProtectionConfig
 from ecrm.errors import UsageError
+from ecrm.protection.kinds import KINDS
 
 CHECKPOINT_MINUTES = 30.0
-"""Minutes between checkpoints under the protections NEED_CHECKPOINTS, by default."""
+"""Minutes between checkpoints under protections that need checkpoints, by default."""
 
 NOT_TOML = (ValueError, RecursionError)
 """The errors of tomllib: its own, ValueError of int() for thousands of digits, and RecursionError.
@@ -72,9 +72,9 @@ def make_config(
         if values["train"].get("steps") and "epochs" not in values["train"]:
             # the default of epochs holds only if steps are not given
             values["train"]["epochs"] = 0.0
-        if values["protection"].get("name") in NEED_CHECKPOINTS and not values[
-            "checkpoint"
-        ].keys() & {"every_steps", "every_minutes"}:
+        kind = KINDS[values["protection"].get("name", ProtectionConfig.name)]
+        given = values["checkpoint"].keys() & {"every_steps", "every_minutes"}
+        if kind.needs_checkpoints and not given:
             values["checkpoint"]["every_minutes"] = CHECKPOINT_MINUTES
         for section in ("data", "mapped"):
             if path := values[section].get("path"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ecrm.base.wording import counted
+from ecrm.protection.kinds import KINDS, Kind
 
 REQUIRED = "<required>"
 MAX_ROWS = 2**31 - 1
@@ -281,17 +282,7 @@ class ProtectionConfig:
     name: str = key(
         "erasure",
         "What protects rows and optimizer state.",
-        choices={
-            "none": "Nothing is kept. A death ends the run unless there are checkpoints.",
-            "erasure": "Reed-Solomon parity over rows and optimizer state.",
-            "chain": "Chain replication: whole copies of every row, updated one after the other.",
-            "replicate": "Whole copies of every row, counting those that trainers hold.",
-            "stateless": "Training goes on with lost rows as they were last seen, until they come "
-            "back from a checkpoint. The model is not exact.",
-            "checkpoint": "A failure takes all ranks back to the newest checkpoint.",
-            "mapped": "Rows live in memory-mapped files. "
-            "A failure takes all ranks back to the last commit in them.",
-        },
+        choices={kind.name: kind.meaning for kind in KINDS.values()},
     )
     k: int = key(3, "Data rows per stripe. Used by erasure.", minimum=1, maximum=254)
     m: int = key(
@@ -549,13 +540,12 @@ class Config:
         The number is protection.m, protection.copies - 1, 1 with stateless (which keeps two dense
         replicas), or 0 without redundancy.
         """
-        copies = self.protection.copies - 1
-        return {
-            "erasure": self.protection.m,
-            "chain": copies,
-            "replicate": copies,
-            "stateless": 1,
-        }.get(self.protection.name, 0)
+        return self.kind.survives(self.protection)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of protection."""
+        return KINDS[self.protection.name]
 
     @property
     def ranks_in_words(self) -> str:

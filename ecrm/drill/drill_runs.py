@@ -176,7 +176,7 @@ def _own_files(config: Config, which: str) -> list[str]:
 
     The files lie in a folder of mapped.path. Raises UsageError if mapped files exist already.
     """
-    if config.protection.name != "mapped" or not config.mapped.path:
+    if not config.kind.rows_in_files or not config.mapped.path:
         return []
     own = replace(config, mapped=replace(config.mapped, path=str(Path(config.mapped.path) / which)))
     return [f"mapped.path={new_folder(own, None)}"]
@@ -220,7 +220,7 @@ def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
     return {
         "command": command,
         "ranks": f"{config.world_size}: {config.ranks_in_words}",
-        "protection": _protection(config),
+        "protection": config.kind.in_words(config.protection),
         **_of_trained(start),
         "versions": ", ".join(
             [
@@ -242,15 +242,6 @@ def _of_trained(start: Event) -> dict[str, str]:
     if "script" in start:
         return {"script": start["script"], "storage": storage}
     return {"storage, dense arch": f"{storage}, {start.get('dense_arch', '?')}"}
-
-
-def _protection(config: Config) -> str:
-    protection = config.protection
-    if protection.name in ("chain", "replicate"):
-        return f"{protection.name}, {protection.copies} copies of every row"
-    if protection.name != "erasure":
-        return protection.name
-    return f"{protection.name}, k={protection.k} data and m={protection.m} parity rows per stripe"
 
 
 def _versions() -> list[str]:

@@ -141,11 +141,7 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int | None
     wanted = disturbance.random
     if wanted is None:
         return
-    if (
-        config.failures_survived == 0
-        and config.protection.name != "mapped"
-        and not config.checkpoints
-    ):
+    if config.failures_survived == 0 and not config.kind.rolls_back and not config.checkpoints:
         raise UsageError(
             "--mtbf: protection.name is none, no rank may die", {"protection.name": "erasure"}
         )

@@ -41,8 +41,6 @@ NOTES_BYTES = 2_000_000
 """Notes of steps beside a dense state at most: 5 bytes for each of 262,144 samples, and losses."""
 REGISTERED = 16 << 20
 """Bytes of lent memory registered with a GPU at once; registering hands out the pages."""
-REDUNDANT = ("erasure", "chain", "replicate")
-"""Protections with changed rows sent to other servers."""
 MB = 1e6
 
 
@@ -102,18 +100,13 @@ class Needs:
         record = 4 * (dim + sum(STATE_FLOATS[train.sparse_optimizer](dim)) + 1)
         if config.storage.device == "cuda":
             record = -(-record // GPU_VECTOR) * GPU_VECTOR
-        k, m = _stripes(config)
+        k, m = config.kind.stripes(config.protection)
+        logged = config.kind.logged(config.protection)
         periods = -(-sum(tables.values()) // (k * cluster.servers))
         rows, parity = periods * k * record, periods * m * record
-        if config.protection.name == "replicate":
-            parity = rows * (config.protection.copies - 1)
         looked_up = train.global_batch * len(tables)
         touched = min(looked_up * config.protection.commit_interval // cluster.servers, periods * k)
-        undo = (
-            0
-            if config.protection.name in ("none", "checkpoint", "mapped")
-            else touched * record * (1 + m)
-        )
+        undo = touched * record * (1 + logged) if config.kind.keeps_deltas else 0
         dense = _dense_bytes(config, len(tables))
         self.dense_on_gpu = dense if _is_on_gpu(config, config.train.device) else 0
         self._dense = dense - self.dense_on_gpu
@@ -127,7 +120,10 @@ class Needs:
         rows_on_gpu = _is_on_gpu(config, config.storage.device)
         if rows_on_gpu:
             if undo:
-                undo = _grown_log_bytes(config, touched, record, periods * k) + touched * record * m
+                undo = (
+                    _grown_log_bytes(config, touched, record, periods * k)
+                    + touched * record * logged
+                )
             self.server = Need(staging=_server_staging(config, looked_up, touched, record))
             self.server_on_gpu = Need(process=0, rows=rows, parity=parity, undo=undo)
         self.spare = Need()
@@ -231,7 +227,7 @@ def _server_staging(config: Config, looked_up: int, touched: int, record: int) -
     Lent memory has a quarter more room, in chunks registered as a whole. Received data, and row
     numbers, lie in pinned memory, rounded up by torch to the next power of two.
     """
-    copies = config.failures_survived if config.protection.name in REDUNDANT else 0
+    copies = config.kind.stripes(config.protection)[1]
     asked = looked_up // config.cluster.servers
     values, deltas = asked * 4 * config.model.embedding_dim, touched * record if copies else 0
     came = values + 8 * asked + copies * (deltas + 8 * touched)
@@ -253,19 +249,11 @@ def _trainer_staging(config: Config, looked_up: int, dense_on_gpu: int) -> int:
     return values * 5 // 4 + REGISTERED + 2 * (values + (slots + 1) * gradient)
 
 
-def _stripes(config: Config) -> tuple[int, int]:
-    """(k, m) of the layout of a protection."""
-    protection = config.protection
-    return {"erasure": (protection.k, protection.m), "chain": (1, protection.copies - 1)}.get(
-        protection.name, (1, 0)
-    )
-
-
 def _last_seen(config: Config, rows: int) -> int:
     """Bytes of the rows remembered by a rank with slots: row number and values of each row."""
-    if config.protection.name != "stateless":
-        return 0
-    return min(config.protection.last_seen_rows, rows) * (8 + 4 * config.model.embedding_dim)
+    return min(config.kind.remembered(config.protection), rows) * (
+        8 + 4 * config.model.embedding_dim
+    )
 
 
 def _dense_bytes(config: Config, tables: int) -> int:
@@ -451,7 +439,8 @@ def _view(config: Config, hosts: Sequence[str] | None) -> View:
     domains: Sequence[str] = [f"rank {rank}" for rank in range(config.world_size)]
     if hosts is not None and config.cluster.failure_domain == "host":
         domains = hosts
-    return view_over(config, make_protection(config, Path("mapped")), domains)
+    protection = make_protection(config.protection, config.cluster.servers, Path("mapped"))
+    return view_over(config, protection, domains)
 
 
 def _by_need(ranks: Sequence[Need]) -> list[str]:

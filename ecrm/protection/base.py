@@ -18,6 +18,7 @@ from ecrm.base.wording import counted
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, failures_left
 from ecrm.protection.context import ProtectionContext
+from ecrm.protection.kinds import Kind
 from ecrm.protection.routing import ShardRequests, SlotRequests
 from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.protection.stand_in import StandIn
@@ -87,16 +88,13 @@ class RepairRound(ABC):
 class Protection(ABC):
     """Keeps the redundancy for lost rows. Every live rank calls the collective methods.
 
+    - `kind`: the facts known from a config.
     - `shape`: the stripes of the row layout.
-    - `keeps_deltas`: whether updates produce deltas. Without deltas no step can be taken back, and
-      any failure ends the run.
     - `redundancy_bytes`, `log_bytes`: memory held on the calling rank.
     - `any_shards_may_be_lost`: whether a lost shard comes back without the remaining shards, so
       only a dense replica must be left.
     - `rebuilding_may_move`: whether a rebuilding shard may move to another rank, giving up the
       rows rebuilt so far.
-    - `exact`: whether the finished model equals the model of an undisturbed run, after any
-      survived failures.
     - `stand_in`: answers for lost shards until the shards are whole; `None` if rebuilding
       shards answer for themselves.
     - `foresees_repair`: whether `foresee_repair` can begin the first round of repair after a loss.
@@ -105,16 +103,29 @@ class Protection(ABC):
     - `redundancy`: the redundancy that `verify` compares with the rows, in words; empty for none.
     """
 
-    name: str
+    kind: Kind
     shape: StripeShape
-    keeps_deltas: bool
     any_shards_may_be_lost = False
     rebuilding_may_move = True
-    exact = True
     stand_in: StandIn | None = None
     foresees_repair = False
     rebuilding_makes_whole = True
     redundancy = ""
+
+    @property
+    def name(self) -> str:
+        """The name in a config."""
+        return self.kind.name
+
+    @property
+    def keeps_deltas(self) -> bool:
+        """See `Kind`."""
+        return self.kind.keeps_deltas
+
+    @property
+    def exact(self) -> bool:
+        """See `Kind`."""
+        return self.kind.exact
 
     @property
     def dense_replicas(self) -> int:

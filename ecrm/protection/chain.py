@@ -20,6 +20,7 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import VerifyReport
 from ecrm.protection.erasure import ErasureProtection
+from ecrm.protection.kinds import KINDS
 from ecrm.protection.routing import ShardRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
@@ -33,7 +34,7 @@ MOST_COPIES = 4
 class ChainProtection(ErasureProtection):
     """`copies` of every row on `copies` ranks: any `copies` - 1 ranks may be lost."""
 
-    name = "chain"
+    kind = KINDS["chain"]
     redundancy = "copies of rows"
 
     def __init__(self, shards: int, copies: int) -> None:

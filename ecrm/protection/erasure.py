@@ -19,6 +19,7 @@ from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport
 from ecrm.protection.coding.code import ReedSolomon
 from ecrm.protection.context import ProtectionContext
+from ecrm.protection.kinds import KINDS
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.rebuild import Rebuild
 from ecrm.protection.routing import ShardRequests
@@ -35,9 +36,8 @@ VERIFY_BYTES = 1 << 26
 class ErasureProtection(Protection):
     """(k, m) Reed-Solomon stripes over the shards: any m lost ranks are recovered bit for bit."""
 
-    name = "erasure"
+    kind = KINDS["erasure"]
     redundancy = "parity rows"
-    keeps_deltas = True
     foresees_repair = True
     rows_kind = ParityRows
     rebuild_kind = Rebuild

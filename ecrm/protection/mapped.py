@@ -20,6 +20,7 @@ from ecrm.base.allocate import Allocate
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.context import ProtectionContext
+from ecrm.protection.kinds import KINDS
 from ecrm.protection.mapped_files.dense_file import DenseFile
 from ecrm.protection.mapped_files.shard_file import ShardFile
 from ecrm.protection.none import NoProtection
@@ -33,7 +34,7 @@ class MappedProtection(NoProtection):
     machine. Without `durable`, a commit survives only the death of the processes.
     """
 
-    name = "mapped"
+    kind = KINDS["mapped"]
 
     def __init__(self, shards: int, folder: Path, durable: bool) -> None:
         super().__init__(shards)

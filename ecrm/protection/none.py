@@ -13,6 +13,7 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport
 from ecrm.protection.context import ProtectionContext
+from ecrm.protection.kinds import KINDS
 from ecrm.protection.routing import ShardRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
@@ -22,11 +23,10 @@ from ecrm.transport.piggyback import Rounds
 class NoProtection(Protection):
     """Every row on a single shard, without redundancy."""
 
-    name = "none"
+    kind = KINDS["none"]
 
     def __init__(self, shards: int) -> None:
         self.shape = StripeShape(shards, k=1, m=0)
-        self.keeps_deltas = False
 
     @property
     def redundancy_bytes(self) -> int:
@@ -66,7 +66,7 @@ class NoProtection(Protection):
 class CheckpointProtection(NoProtection):
     """`none`, under a name that demands checkpoints."""
 
-    name = "checkpoint"
+    kind = KINDS["checkpoint"]
 
     @property
     def after_deaths(self) -> str:

@@ -1,13 +1,14 @@
-"""The protections by the names of a config."""
+"""Build the protection named by a config."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from ecrm.config.schema import Config
 from ecrm.protection.base import Protection
 from ecrm.protection.chain import ChainProtection
 from ecrm.protection.erasure import ErasureProtection
+from ecrm.protection.kinds import Settings
 from ecrm.protection.mapped import MappedProtection
 from ecrm.protection.none import CheckpointProtection, NoProtection
 from ecrm.protection.replicate import ReplicateProtection
@@ -16,23 +17,29 @@ from ecrm.protection.stateless import StatelessProtection
 
 
 def make_protection(
-    config: Config, mapped: Path | None = None, rows: RowSource | None = None
+    settings: Settings,
+    servers: int,
+    mapped: Path | None = None,
+    rows: RowSource | None = None,
+    durable: bool = False,
 ) -> Protection:
-    """The protection named by a config.
+    """The protection named by `settings`, over a shard for each of the `servers`.
 
-    `mapped` is the folder of mapped files, `rows` the durable tier, read by shard.
+    `mapped` is the folder of mapped files, and `durable` has each commit on the device. `rows` is
+    the durable tier, read by shard.
     """
-    if config.protection.name == "mapped":
+
+    def in_files() -> Protection:
         assert mapped is not None
-        return MappedProtection(config.cluster.servers, mapped, config.mapped.flush == "commit")
-    if config.protection.name == "stateless":
-        return StatelessProtection(config.cluster.servers, rows, config.protection.last_seen_rows)
-    if config.protection.name == "none":
-        return NoProtection(config.cluster.servers)
-    if config.protection.name == "checkpoint":
-        return CheckpointProtection(config.cluster.servers)
-    if config.protection.name == "replicate":
-        return ReplicateProtection(config.cluster.servers, config.protection.copies)
-    if config.protection.name == "chain":
-        return ChainProtection(config.cluster.servers, config.protection.copies)
-    return ErasureProtection(config.cluster.servers, config.protection.k, config.protection.m)
+        return MappedProtection(servers, mapped, durable)
+
+    make: dict[str, Callable[[], Protection]] = {
+        "none": lambda: NoProtection(servers),
+        "erasure": lambda: ErasureProtection(servers, settings.k, settings.m),
+        "chain": lambda: ChainProtection(servers, settings.copies),
+        "replicate": lambda: ReplicateProtection(servers, settings.copies),
+        "stateless": lambda: StatelessProtection(servers, rows, settings.last_seen_rows),
+        "checkpoint": lambda: CheckpointProtection(servers),
+        "mapped": in_files,
+    }
+    return make[settings.name]()

@@ -31,6 +31,7 @@ from ecrm.protection.backup import BackupRows
 from ecrm.protection.base import RepairReport
 from ecrm.protection.chain import ChainProtection
 from ecrm.protection.copy_rebuild import CopyRebuild
+from ecrm.protection.kinds import KINDS
 from ecrm.protection.routing import ShardRequests, SlotRequests
 from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.storage.hosted import ShardSpace
@@ -58,7 +59,7 @@ class ReplicateProtection(ChainProtection):
     `held` are the rank's copies as a trainer, as of the last commit.
     """
 
-    name = "replicate"
+    kind = KINDS["replicate"]
     rows_kind = BackupRows
     rebuild_kind = CopyRebuild
     foresees_repair = False  # trainers' copies come first

@@ -22,6 +22,7 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import RepairReport
 from ecrm.protection.context import ProtectionContext
+from ecrm.protection.kinds import KINDS
 from ecrm.protection.none import NoProtection
 from ecrm.protection.restoring import Restoring, RowSource
 from ecrm.protection.routing import GRADIENTS, ShardRequests
@@ -39,14 +40,12 @@ class StatelessProtection(NoProtection):
     rows of each row space. A `source` of `None` suffices for questions about the layout.
     """
 
-    name = "stateless"
+    kind = KINDS["stateless"]
     any_shards_may_be_lost = True
-    exact = False
     stand_in: StandIn
 
     def __init__(self, shards: int, source: RowSource | None, last_seen_rows: int) -> None:
         super().__init__(shards)
-        self.keeps_deltas = True
         self._source, self._last_seen_rows = source, last_seen_rows
         self._restoring: dict[int, Restoring] = {}
         # by lost shard: the commit that survivors went back to

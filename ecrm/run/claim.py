@@ -10,7 +10,6 @@ from typing import Any
 from ecrm.base.console import say
 from ecrm.checkpoint.mapped_folder import hold, leave_link, make_folder
 from ecrm.checkpoint.trained import Trained
-from ecrm.config.check import NEED_CHECKPOINTS
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 from ecrm.faults.kill import Kill
@@ -131,7 +130,7 @@ def check_shared(
         error = UsageError(
             f"--run-dir {run_dir}: rank {strangers[0]} sees another folder there than rank "
             f"{live[0]}, and checkpoints need one",
-            *([] if config.protection.name in NEED_CHECKPOINTS else [without]),
+            *([] if config.kind.needs_checkpoints else [without]),
             otherwise="name a folder on storage that all ranks share",
         )
         error.speaker = live[0]

@@ -46,7 +46,13 @@ def connect(transport: Transport, run: ClaimedRun, gone: Sequence[int] = ()) -> 
     on every rank if the failure domains are too few for the protection.
     """
     config = run.config
-    protection = make_protection(config, run.start.mapped, run.durable.rows)
+    protection = make_protection(
+        config.protection,
+        config.cluster.servers,
+        run.start.mapped,
+        run.durable.rows,
+        durable=config.mapped.flush == "commit",
+    )
     processes = _processes(transport, config)
     readers = introduce(transport, host_name())
     view = collective_check(transport, lambda: start_view(config, protection, processes))

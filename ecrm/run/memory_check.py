@@ -37,7 +37,7 @@ def check_memory(
     """
     on_gpu = check_gpu_memory(transport, config, cluster, spaces)
     available = share_json(transport, memory_bytes()[1])
-    if config.protection.name == "mapped":
+    if config.kind.rows_in_files:
         return ""
     hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
     each = shard_bytes(spaces, cluster.protection.shape, cluster.rows_on_gpu)

@@ -155,7 +155,7 @@ def plan_start(
         trained = BuiltIn(config)
     if init_from is not None and resume is None:
         return _begin(config, trained, kills, init_from)
-    if config.protection.name == "mapped":
+    if config.kind.rows_in_files:
         mine, steps = trained.identity(), _steps_of(config, trained, kills)
         if resume is None:
             return Start(steps, mine, mapped=new_folder(config, run_dir))
@@ -184,9 +184,9 @@ def _begin(config: Config, trained: Trained, kills: Sequence[Kill], init_from: P
 
     Rows missing in the checkpoint get the first values of the checkpoint's run.
     """
-    if config.protection.name == "mapped":
+    if config.kind.rows_in_files:
         raise UsageError(
-            "--init-from: with protection.name=mapped "
+            f"--init-from: with protection.name={config.protection.name} "
             "a run cannot begin with the weights of another",
             {"protection.name": "erasure"},
         )
@@ -248,9 +248,7 @@ def view_over(config: Config, protection: Protection, names: Sequence[str]) -> V
     except CannotKeepApart as error:
         hosts = Counter(names)
         given = ", ".join(f"{name} with {counted(count, 'rank')}" for name, count in hosts.items())
-        smaller = (
-            range(protection.shape.k - 1, 0, -1) if config.protection.name == "erasure" else ()
-        )
+        smaller = range(protection.shape.k - 1, 0, -1)
         fewer_units = [{"protection.k": k} for k in smaller if is_kept_apart(k)][:1]
         raise UsageError(
             f"cluster.failure_domain is host, but the hosts given ({given}) "

@@ -299,9 +299,10 @@ def check_best(config: Config, run_dir: Path | None, wanted: Wanted) -> None:
             f"{wants}, but the run writes none",
             otherwise="leave out checkpoint.at_end=false",
         )
-    if config.protection.name == "mapped":
+    if config.kind.rows_in_files:
         raise UsageError(
-            f"{wants}, but protection.name is mapped, which goes on without checkpoints",
+            f"{wants}, but protection.name is {config.protection.name}, which goes on without "
+            "checkpoints",
             otherwise="leave out keep_best, or give the run another protection",
         )
 

@@ -17,8 +17,8 @@ import ecrm.testing.simulate.simulation as run_module
 from ecrm.base.console import Progress
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.step_log import StepLog
-from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
+from ecrm.protection.none import NoProtection
 from ecrm.testing.simulate import seed_range
 from ecrm.testing.simulate.checkers import Checkers
 from ecrm.testing.simulate.oracle import Truth, truth_of
@@ -280,7 +280,7 @@ def test_a_commit_that_only_the_dead_have_seen_is_checked_again():
                 log=StepLog(),
                 hosted={},
                 spaces=(),
-                protection=SimpleNamespace(name="none", shape=StripeShape(1, 1, 0)),
+                protection=NoProtection(1),
             ),
         )
         for rank in range(3)

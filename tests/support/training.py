@@ -92,7 +92,9 @@ def train(
     def program(transport: Transport) -> dict[str, Any] | None:
         rank = transport.rank
         run_folder = _MortalFolder(folder, [death for death in telling if death.rank == rank])
-        protection = make_protection(config, folder / "mapped", CheckpointRows(own))
+        protection = make_protection(
+            config.protection, config.cluster.servers, folder / "mapped", CheckpointRows(own)
+        )
         unknown = {rank: {"failure_domain": f"rank {rank}"} for rank in range(config.world_size)}
         reporter = Reporter(run_folder, {}, 1)
         hooks = Hooks(

@@ -73,7 +73,10 @@ def test_rows_parity_and_dense_replicas_are_counted_as_they_are_made(tmp_path):
             )
             need = Needs(config, 20)
             (space,) = row_spaces([Table(f"t{n}", 300 + n, 8) for n in range(26)])
-            layout = RowLayout(make_protection(config, tmp_path).shape, space.rows)
+            layout = RowLayout(
+                make_protection(config.protection, config.cluster.servers, tmp_path).shape,
+                space.rows,
+            )
             store = NativeStore(
                 layout.data_rows_per_shard, 8, SparseOptimizer(optimizer, 0.1), lambda rows: rows
             )
@@ -99,7 +102,10 @@ def test_all_ranks_together_need_at_most_what_each_needs(tmp_path, name, trainer
     sets = [f"cluster.trainers={trainers}", "train.slots=4", "cluster.servers=5", "protection.m=2"]
     sets += ["protection.copies=3", "protection.last_seen_rows=400", "checkpoint.every_steps=2"]
     config = load_config("tiny", [f"data.path={data}", f"protection.name={name}", *sets])
-    needs, protection = Needs(config, 10**6), make_protection(config, tmp_path)
+    needs, protection = (
+        Needs(config, 10**6),
+        make_protection(config.protection, config.cluster.servers, tmp_path),
+    )
     view = initial_view(
         "dedicated", protection.shape, trainers, 1, config.slots, protection.dense_replicas
     )
@@ -194,7 +200,9 @@ def test_mapped_files_hold_what_is_said_of_them(tmp_path, optimizer):
     config = load_config("tiny", [*sets, "protection.commit_interval=2"])
     looked_up = config.train.global_batch * 26 // config.cluster.servers
     (space,) = row_spaces([Table(f"t{number}", 300 + number, 8) for number in range(26)])
-    layout = RowLayout(make_protection(config, tmp_path).shape, space.rows)
+    layout = RowLayout(
+        make_protection(config.protection, config.cluster.servers, tmp_path).shape, space.rows
+    )
     for shard in range(config.cluster.servers):
         file = ShardFile(tmp_path, f"shard{shard}", False)
         store = NativeStore(

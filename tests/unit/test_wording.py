@@ -65,21 +65,17 @@ def test_lines_of_a_run_count_right():
     ],
 )
 def test_what_was_compared_goes_by_the_protection(name, line):
-    protection = make_protection(
-        load_config("tiny", ["data.path=data", f"protection.name={name}"]), None, None
-    )
+    config = load_config("tiny", ["data.path=data", f"protection.name={name}"])
+    protection = make_protection(config.protection, config.cluster.servers)
     assert protection.redundancy and protection.verified_in_words(VerifyReport(1, 0)) == line
 
 
 @pytest.mark.parametrize("name", ["none", "checkpoint", "mapped", "stateless"])
 def test_nothing_was_compared_where_there_is_nothing(name, tmp_path):
-    protection = make_protection(
-        load_config(
-            "tiny", ["data.path=data", f"protection.name={name}", "checkpoint.every_steps=5"]
-        ),
-        tmp_path,
-        None,
+    config = load_config(
+        "tiny", ["data.path=data", f"protection.name={name}", "checkpoint.every_steps=5"]
     )
+    protection = make_protection(config.protection, config.cluster.servers, tmp_path)
     assert not protection.redundancy
 
 

@@ -111,7 +111,7 @@ class Checkers:
         for rank, engine in self._engines.items():
             self._check_rank(rank, engine, step)
         self._roles.check(self._engines)
-        if any(engine.state.protection.name == "replicate" for engine in self._engines.values()):
+        if any(engine.state.protection.kind.copies_at_slots for engine in self._engines.values()):
             check_copies(self._engines, self._truth, step)
 
     def _never_backwards(self) -> None:
@@ -144,7 +144,7 @@ class Checkers:
                     f"rank {rank} commit {step}: "
                     f"row {row} of space {space} (shard {shard}) is not the oracle's"
                 )
-        if engine.state.protection.name == "replicate":
+        if engine.state.protection.kind.copies_at_slots:
             check_held(rank, engine, self._truth, step)
         elif engine.state.protection.shape.m:
             self._check_parity(rank, engine, step)

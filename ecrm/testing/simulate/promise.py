@@ -16,9 +16,10 @@ import numpy as np
 from ecrm.engine.engine import Engine
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
+from ecrm.protection.kinds import KINDS
 from ecrm.testing.simulate.workload import Workload
 
-ROLLING_BACK = ("checkpoint", "mapped")
+ROLLING_BACK = tuple(kind.name for kind in KINDS.values() if kind.rolls_back)
 """Protections with which all go back to files, however many have died."""
 
 MOST_PLACEMENTS = 3_000
@@ -226,12 +227,13 @@ def survivable(
     }
     for view, circle in stood or {(start, Circle(workload.servers, workload.k, workload.m))}:
         units_left = (
-            workload.protection in ("stateless", *ROLLING_BACK)
+            workload.kind.rolls_back
+            or not workload.kind.exact
             or circle.most_units_on(lost_shards(view, gone)) <= workload.m
         )
         if gone.issuperset(view.live) or not units_left:
             return False
-    if workload.protection == "replicate" and any(
+    if workload.kind.copies_at_slots and any(
         _too_many_since_commit(engine, gone, workload.m) for engine in engines.values()
     ):
         return False
@@ -246,4 +248,4 @@ def exact_without(workload: Workload, engines: Mapping[int, Engine], victim: int
     Stateless servers that lose a shard go on with others.
     """
     views = [engine.view for engine in engines.values()] or [workload.initial_view()]
-    return workload.protection != "stateless" or all(victim not in view.shards for view in views)
+    return workload.kind.exact or all(victim not in view.shards for view in views)

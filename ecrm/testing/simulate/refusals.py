@@ -37,9 +37,7 @@ class Refusal:
         dense = tuple(
             mate for mate in live if mate in engines and engines[mate].state.dense is not None
         )
-        counts = (
-            engine.state.protection.name == "replicate"
-        )  # its copies are at ranks without shards too
+        counts = engine.state.protection.kind.copies_at_slots  # at ranks without shards too
         unrenewed = (
             len(
                 {

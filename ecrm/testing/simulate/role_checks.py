@@ -135,7 +135,7 @@ class Roles:
             )
         if (
             circle.m
-            and engine.state.protection.name != "replicate"
+            and not engine.state.protection.kind.copies_at_slots
             and engine.state.failures_left != deaths_survived(view, circle)
         ):
             raise Violation(

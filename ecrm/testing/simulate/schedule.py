@@ -14,6 +14,7 @@ from ecrm.placement.assignment import CannotKeepApart
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
+from ecrm.protection.kinds import KINDS
 from ecrm.storage import fbgemm_installed
 from ecrm.testing.simulate.promise import ROLLING_BACK
 from ecrm.testing.simulate.session_model import (
@@ -198,12 +199,12 @@ def draw(seed: int, suite: str) -> Schedule:
         workload = replace(
             workload,
             protection=name,
-            scrub_rows_per_step=0 if name == "replicate" else workload.scrub_rows_per_step,
+            scrub_rows_per_step=workload.scrub_rows_per_step if KINDS[name].parity else 0,
         )
     schedule = replace(schedule, lost_touch=rng.choice((0.0, 0.0, 0.002, 0.02)))
     if rng.random() < FBGEMM_SHARE:
         workload = replace(workload, backend="fbgemm" if fbgemm_installed() else "native")
-    if rng.random() < WIDE_SHARE and workload.protection == "erasure":
+    if rng.random() < WIDE_SHARE and workload.kind.any_k:
         k, m = rng.choice(((6, 2), (8, 2), (5, 3), (3, 4), (4, 4)))
         workload = replace(workload, k=k, m=m, servers=k + m + rng.choice((0, 0, 1)), domains=None)
         workload = replace(workload, domains=_hosts(rng, workload))
@@ -225,7 +226,7 @@ def draw(seed: int, suite: str) -> Schedule:
                 workload, protection=name, k=1, m=0, scrub_rows_per_step=0, domains=None
             )
             fatal = False
-            if name == "checkpoint":
+            if KINDS[name].needs_checkpoints:
                 model = replace(model, checkpoints=model.checkpoints or 3)
             else:  # it goes on from its files
                 model = replace(model, checkpoints=0, stops=0)
@@ -233,13 +234,13 @@ def draw(seed: int, suite: str) -> Schedule:
             draw_features(model, workload.falls, random.Random(f"parts of {seed}"))
         )
         seldom = random.Random(f"cluster {seed}")
-        if seldom.random() < EXACT_WHILE_SHARE and workload.protection not in ROLLING_BACK:
+        if seldom.random() < EXACT_WHILE_SHARE and not workload.kind.rolls_back:
             name = seldom.choice(("none", "stateless"))
             workload = replace(
                 workload, protection=name, k=1, m=0, scrub_rows_per_step=0, domains=None
             )
             fatal = False
-            if name == "none":
+            if not KINDS[name].keeps_deltas:
                 schedule = replace(schedule, deaths=0, lost_touch=0.0)
         if model.stops and seldom.random() < ELSEWHERE_SHARE:
             schedule = replace(schedule, later=_elsewhere(seldom, workload))

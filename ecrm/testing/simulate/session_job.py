@@ -175,7 +175,7 @@ class SessionJob:
 
     def _durable(self, workload: Workload) -> Durable | None:
         """What outlives the ranks of a run, if anything does."""
-        if workload.protection == "mapped":
+        if workload.kind.rows_in_files:
             return Reopened()
         if self._kept is None:
             return None

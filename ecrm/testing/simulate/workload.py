@@ -20,6 +20,7 @@ from ecrm.base.allocate import CPU, Allocate, ZerosOn, lazy_zeros
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.checkpoint.lost_rows import CheckpointRows
+from ecrm.config.schema import ProtectionConfig
 from ecrm.device.imitated_gpu import IMITATED_GPU, imitated_gpu
 from ecrm.engine.computed import Computed
 from ecrm.engine.engine import Engine
@@ -33,12 +34,8 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, VerifyReport
-from ecrm.protection.chain import ChainProtection
-from ecrm.protection.erasure import ErasureProtection
-from ecrm.protection.mapped import MappedProtection
-from ecrm.protection.none import CheckpointProtection, NoProtection
-from ecrm.protection.replicate import ReplicateProtection
-from ecrm.protection.stateless import StatelessProtection
+from ecrm.protection.kinds import KINDS, Kind
+from ecrm.protection.registry import make_protection
 from ecrm.storage import store_factory
 from ecrm.transport.base import Transport
 
@@ -178,24 +175,22 @@ class Workload:
             self.reshape,
         )
 
+    @property
+    def kind(self) -> Kind:
+        """The kind of protection."""
+        return KINDS[self.protection]
+
     def make_protection(self) -> Protection:
-        if self.protection == "replicate":
-            return ReplicateProtection(self.servers, self.m + 1)
-        if self.protection == "chain":
-            return ChainProtection(self.servers, self.m + 1)
-        if self.protection == "stateless":
-            return StatelessProtection(
-                self.servers,
-                CheckpointRows(CheckpointFolder(Path(self.folder))),
-                self.last_seen_rows,
-            )
-        if self.protection == "mapped":
-            return MappedProtection(self.servers, Path(self.folder), self.durable)
-        if self.protection != "erasure":
-            return {"none": NoProtection, "checkpoint": CheckpointProtection}[self.protection](
-                self.servers
-            )
-        return ErasureProtection(self.servers, self.k, self.m)
+        settings = ProtectionConfig(
+            name=self.protection,
+            k=self.k,
+            m=self.m,
+            copies=self.m + 1,
+            last_seen_rows=self.last_seen_rows,
+        )
+        folder = Path(self.folder)
+        rows = CheckpointRows(CheckpointFolder(folder))
+        return make_protection(settings, self.servers, folder, rows, self.durable)
 
 
 @dataclass(frozen=True)
