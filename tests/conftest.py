@@ -22,6 +22,11 @@ MARKS = {"unit": "parallel", "simulated": "parallel", "processes": "waiting", "d
 """Of all tests of a folder; those of tests/mpi have none."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag that writes the texts of recoveries anew."""
+    parser.addoption("--rewrite-traces", action="store_true", help="write the traces anew")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by its folder, before `-m` selects by marks."""
