@@ -1,4 +1,4 @@
-"""Draws the diagrams of docs/concepts as SVG, from the standard library alone.
+"""Draws the diagrams of docs/concepts and docs/internals as SVG, from the standard library alone.
 
 python docs/figures/diagrams.py            # write docs/figures/*.svg anew
 python docs/figures/diagrams.py --check    # change nothing; exit 1 where a file differs
@@ -9,9 +9,11 @@ own background, so that it reads on a dark page.
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -292,11 +294,105 @@ def protections() -> str:
     return drawing.done()
 
 
+PACKAGE = FOLDER.parent.parent / "ecrm"
+
+
+def imports() -> dict[str, set[str]]:
+    """The rooms of `ecrm/`, folders and single files, and the rooms imported by each.
+
+    Imports for types alone are left out.
+    """
+    files = [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "kernels").rglob("*.py")]
+    found: dict[str, set[str]] = {}
+    for path in files:
+        inside = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        room = "kernels" if inside[0] == "kernels" else inside[1]
+        if room in ("__init__", "__main__"):
+            continue
+        tree = ast.parse(path.read_text())
+        for_types = {
+            inner
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+            for inner in ast.walk(node)
+        }
+        names = found.setdefault(room, set())
+        for node in set(ast.walk(tree)) - for_types:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ecrm"):
+                names.update(f"{node.module}.{alias.name}".split(".")[1] for alias in node.names)
+    return {room: (names & found.keys()) - {room} for room, names in found.items()}
+
+
+def rooms() -> str:
+    """The rooms of the code by floors, with a line for each import not implied by others."""
+    below = imports()
+
+    @cache
+    def height(room: str) -> int:
+        return 1 + max(map(height, below[room]), default=-1)
+
+    @cache
+    def reached(room: str) -> frozenset[str]:
+        return frozenset().union(*({each, *reached(each)} for each in below[room]))
+
+    top = max(map(height, below))
+    floors = [sorted(room for room in below if height(room) == floor) for floor in range(top + 1)]
+    lines: list[tuple[str, str]] = []  # of neighbouring floors; "room>" is a line passing a floor
+    for room, names in sorted(below.items()):
+        for each in sorted(names - frozenset().union(*map(reached, names))):
+            came = room
+            for floor in range(height(room) - 1, height(each), -1):
+                passing = f"{each}>{floor}"
+                if passing not in floors[floor]:
+                    floors[floor].append(passing)
+                lines.append((came, passing))
+                came = passing
+            lines.append((came, each))
+    floors = [_sorted_by_lines(floors, lines, number) for number in range(top + 1)]
+    step, tall, gap = 74, 38, 14
+    drawing = Drawing(step * len(floors) + 10, "The rooms of ecrm/ and their imports")
+    at: dict[str, tuple[float, float, float]] = {}
+    for number, members in enumerate(reversed(floors)):
+        widths = [10 if ">" in member else 132 for member in members]
+        left = (WIDTH - sum(widths) - gap * (len(members) - 1)) / 2
+        for member, wide in zip(members, widths):
+            at[member] = left + wide / 2, 20 + number * step, wide
+            left += wide + gap
+    for upper, lower in sorted(set(lines)):
+        drawing.line(at[upper][0], at[upper][1] + tall, at[lower][0], at[lower][1])
+        if ">" in lower:
+            drawing.line(at[lower][0], at[lower][1], at[lower][0], at[lower][1] + tall)
+    for member, (x, y, wide) in sorted(at.items()):
+        if ">" not in member:
+            drawing.box(x - wide / 2, y, wide, tall, BAND, member)
+    return drawing.done()
+
+
+def _sorted_by_lines(
+    floors: list[list[str]], lines: list[tuple[str, str]], number: int
+) -> list[str]:
+    """A floor in the order of its neighbours above and below, so that few lines cross."""
+    order = {
+        member: (place + 1) / (len(members) + 1)
+        for members in floors
+        for place, member in enumerate(members)
+    }
+    for _ in range(20):
+        for members in (*floors, *reversed(floors)):
+            for member in members:
+                near = [order[b if a == member else a] for a, b in lines if member in (a, b)]
+                order[member] = sum(near) / len(near) if near else order[member]
+            for place, member in enumerate(sorted(members, key=order.__getitem__)):
+                order[member] = (place + 1) / (len(members) + 1)
+    return sorted(floors[number], key=order.__getitem__)
+
+
 DIAGRAMS: dict[str, Callable[[], str]] = {
     "diagram_step": step,
     "diagram_stripes": stripes,
     "diagram_death": death,
     "diagram_protections": protections,
+    "diagram_rooms": rooms,
 }
 
 
