@@ -48,11 +48,18 @@ class OptimizerState:
         return [
             {
                 "state": {self._key(key): value for key, value in optimizer.state.items()},
-                "groups": [
-                    {key: value for key, value in group.items() if key != "params"}
-                    for group in optimizer.param_groups
-                ],
+                "groups": groups,
             }
+            for optimizer, groups in zip(self.optimizers, self.groups(), strict=True)
+        ]
+
+    def groups(self) -> list[list[dict[str, Any]]]:
+        """The numbers of the groups, one list per optimizer."""
+        return [
+            [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in optimizer.param_groups
+            ]
             for optimizer in self.optimizers
         ]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -52,11 +53,14 @@ class BatchRows:
         counts = [0] * spaces
         spans: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         for kjt in kjts:
-            features = _features(kjt)
+            features = cache(partial(_features, kjt))
             for layout in layouts:
                 pair, all_there = [], True
                 for group in layout.groups:
-                    wanted, whole = _wanted(group, features)
+                    at_once = _wanted_at_once(group, kjt)
+                    wanted, whole = (
+                        _wanted(group, features()) if at_once is None else ([at_once], True)
+                    )
                     start = counts[group.space]
                     parts[group.space] += wanted
                     counts[group.space] += sum(ids.numel() for ids in wanted)
@@ -78,11 +82,11 @@ class BatchRows:
         return {id(tensor): mark for tensor, mark in marked if tensor.is_cpu}
 
     def places(
-        self, kjt: object, features: Mapping[str, JaggedTensor], layout: Layout
+        self, kjt: object, features: Callable[[], Mapping[str, JaggedTensor]], layout: Layout
     ) -> Sequence[Tensor]:
         """Places among `rows` of the ids looked up by a collection, int64 [n], group by group.
 
-        `features` are the features of `kjt`. The places are known from `of` if `kjt` is of the
+        `features()` are the features of `kjt`. The places are known from `of` if `kjt` is of the
         batch, with all features, without stray ids, and unchanged. Else the ids are searched for
         now, as for a `kjt` made by the model.
 
@@ -92,7 +96,7 @@ class BatchRows:
         known = self._places.get((id(kjt), layout.number))
         if known is not None and _same(self._made_of[id(kjt)], _ids_of(kjt)):
             return known
-        return [self._search(group, features) for group in layout.groups]
+        return [self._search(group, features()) for group in layout.groups]
 
     def _search(self, group: Group, features: Mapping[str, JaggedTensor]) -> Tensor:
         rows, found = self.rows[group.space], []
@@ -189,6 +193,13 @@ def _features(kjt: Any) -> Mapping[str, JaggedTensor]:
 def on_cpu(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Return `kjt` with all tensors on the CPU: `kjt` itself if the tensors are on the CPU."""
     return kjt if kjt.values().is_cpu else kjt.to(CPU)
+
+
+def _wanted_at_once(group: Group, kjt: object) -> Tensor | None:
+    """Row numbers of a group's ids by few operations, int64 [n]; `None` where `_wanted` is due."""
+    if not isinstance(kjt, KeyedJaggedTensor) or kjt.values().is_meta:
+        return None
+    return group.row_numbers(kjt) if kjt.lengths().numel() else None
 
 
 def _wanted(group: Group, features: Mapping[str, JaggedTensor]) -> tuple[list[Tensor], bool]:

@@ -122,7 +122,9 @@ class _Rows:
         """Fetched rows, used for device and dtype only: a batch without samples looks up no row."""
         return self._fetched().leaves[self.layout.groups[0].space].detach()
 
-    def _looked_up(self, features: object, jagged: dict[str, JaggedTensor]) -> list[LookedUp]:
+    def _looked_up(
+        self, features: object, jagged: Callable[[], dict[str, JaggedTensor]]
+    ) -> list[LookedUp]:
         """The parts of `LookedUp`, group by group.
 
         Raises UsageError for a table frozen or unfrozen after the session was made.
@@ -195,20 +197,20 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         if self._is_without_samples(kjt):
             values = self._leaf().new_zeros(0, sum(self._lengths_per_embedding))
             return self._pooled(values)
-        jagged = kjt.to_dict()
         inverse = reorder_inverse_indices(
             kjt.inverse_indices_or_none(), list(chain.from_iterable(self._feature_names))
         )
-        looked_up = self._looked_up(features, jagged)
-        if inverse.numel() == 0 and self._in_one_piece(looked_up, jagged):
+        looked_up = self._looked_up(features, kjt.to_dict)
+        if inverse.numel() == 0 and self._in_one_piece(looked_up, kjt):
             ((entries, pooling, rows, places, memory),) = looked_up
-            values = self._bags(entries, jagged, pooling, rows, places, memory, len(entries))
+            values = self._bags(entries, kjt, pooling, rows, places, memory, len(entries))
         else:
+            jagged = kjt.to_dict()
             pooled = [torch.empty(0)] * len(self._embedding_names)
             device = torch.device("cpu")
             for entries, pooling, rows, places, memory in looked_up:
                 device = rows.device
-                bags = self._bags(entries, jagged, pooling, rows, places, memory)
+                bags = self._bags(entries, kjt, pooling, rows, places, memory)
                 parts = bags.split([jagged[entry.feature].lengths().numel() for entry in entries])
                 for entry, part in zip(entries, parts):
                     pooled[entry.number] = part
@@ -228,20 +230,20 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         kjt = on_cpu(maybe_td_to_kjt(features, None))
         if self._source is None or self.is_weighted() or self._is_without_samples(kjt):
             return None
-        jagged = kjt.to_dict()
-        if kjt.inverse_indices_or_none() is not None or not self._has_single_ids(kjt, jagged):
+        if kjt.inverse_indices_or_none() is not None or not self._has_single_ids(kjt):
             return None
-        looked_up = self._looked_up(features, jagged)
-        if not self._in_one_piece(looked_up, jagged):
+        looked_up = self._looked_up(features, kjt.to_dict)
+        if not self._in_one_piece(looked_up, kjt):
             return None
         ((entries, _, rows, places, memory),) = looked_up
         by_sample = places.view(len(entries), -1).t().reshape(-1)
         return rows, on_device(rows.device, by_sample), memory
 
-    def _has_single_ids(self, kjt: KeyedJaggedTensor, jagged: dict[str, JaggedTensor]) -> bool:
+    def _has_single_ids(self, kjt: KeyedJaggedTensor) -> bool:
         """Whether every bag looked up by the collection has a single id."""
         if bool((kjt.lengths() == 1).all()):
             return True
+        jagged = kjt.to_dict()
         lengths = [jagged[entry.feature].lengths() for entry in self.entries()]
         return all(bool((each == 1).all()) for each in lengths)
 
@@ -252,17 +254,23 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
             values=values,
         )
 
-    def _in_one_piece(self, looked_up: Sequence[LookedUp], jagged: dict[str, JaggedTensor]) -> bool:
+    def _in_one_piece(self, looked_up: Sequence[LookedUp], kjt: KeyedJaggedTensor) -> bool:
         """Whether a single operation gives the output: one group, in order, of equal batches."""
-        entries = [entry for group in looked_up for entry in group[0]]
-        batches = {jagged[entry.feature].lengths().numel() for entry in entries}
+        if len(looked_up) != 1:
+            return False
+        entries = looked_up[0][0]
         numbers = [entry.number for entry in entries]
-        return len(looked_up) == len(batches) == 1 and numbers == sorted(numbers)
+        if numbers != sorted(numbers):
+            return False
+        if not kjt.variable_stride_per_key():
+            return True
+        jagged = kjt.to_dict()
+        return len({jagged[entry.feature].lengths().numel() for entry in entries}) == 1
 
     def _bags(
         self,
         entries: Sequence[Entry],
-        jagged: dict[str, JaggedTensor],
+        kjt: KeyedJaggedTensor,
         pooling: str,
         rows: Tensor,
         places: Tensor,
@@ -270,12 +278,18 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         features: int = 1,
     ) -> Tensor:
         """The bags of a group, feature after feature; side by side if `features` is the count."""
-        members = [jagged[entry.feature] for entry in entries]
-        weights = [member.weights() for member in members] if self.is_weighted() else None
+        weights = None
+        if [entry.feature for entry in entries] == kjt.keys():
+            lengths = kjt.lengths()
+            weights = [kjt.weights()] if self.is_weighted() else None
+        else:
+            members = [kjt.to_dict()[entry.feature] for entry in entries]
+            lengths = torch.cat([member.lengths() for member in members])
+            weights = [member.weights() for member in members] if self.is_weighted() else None
         return pool(
             rows,
             places,
-            torch.cat([member.lengths() for member in members]).long(),
+            lengths.to(torch.int64, copy=True),
             pooling,
             None if weights is None else torch.cat(weights),
             features,
@@ -337,7 +351,7 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
             }
         jagged = on_cpu(kjt).to_dict()
         found: dict[str, JaggedTensor] = {}
-        for entries, _, rows, places, memory in self._looked_up(features, jagged):
+        for entries, _, rows, places, memory in self._looked_up(features, lambda: jagged):
             members = [jagged[entry.feature] for entry in entries]
             counts = [member.values().numel() for member in members]
             parts = spread(rows, places.split(counts), memory)

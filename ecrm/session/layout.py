@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
-from torchrec.sparse.jagged_tensor import JaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from ecrm.errors import DataError, StrayId
 from ecrm.placement.tables import RowSpace
@@ -83,6 +84,46 @@ class Group:
     space: int
     pooling: str
     entries: tuple[Entry, ...]
+
+    @cached_property
+    def features(self) -> list[str]:
+        """The features of the entries."""
+        return [entry.feature for entry in self.entries]
+
+    @cached_property
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        """The numbers of rows of the tables, [F], and the first rows in the space, [F, 1]."""
+        return (
+            torch.tensor([entry.rows for entry in self.entries]),
+            torch.tensor([[entry.first] for entry in self.entries]),
+        )
+
+    def start_in(self, keys: Sequence[str]) -> int:
+        """The place in `keys` from which all features follow in order; -1 for no such place."""
+        first = keys.index(self.features[0]) if self.features[0] in keys else -1
+        return first if keys[first : first + len(self.features)] == self.features else -1
+
+    def row_numbers(self, kjt: KeyedJaggedTensor) -> Tensor | None:
+        """The row numbers of all ids, int64 [n], feature after feature, by few operations.
+
+        `None` unless all features follow each other in `kjt` with equally many usable ids, on the
+        CPU.
+        """
+        values, start = kjt.values(), self.start_in(kjt.keys())
+        if start < 0 or not values.is_cpu or values.dtype not in _ID_TYPES:
+            return None
+        counts = kjt.length_per_key()
+        here = counts[start : start + len(self.features)]
+        if here[0] == 0 or here.count(here[0]) != len(here):
+            return None
+        begin = sum(counts[:start])
+        ids = values[begin : begin + sum(here)].view(len(here), -1)
+        lowest, highest = torch.aminmax(ids, dim=1)
+        rows, firsts = self._bounds
+        if bool((lowest < 0).any()) or bool((highest >= rows).any()):
+            return None
+        numbers: Tensor = (ids + firsts).view(-1)
+        return numbers
 
 
 @dataclass(frozen=True)
