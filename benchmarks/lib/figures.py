@@ -155,7 +155,8 @@ def kernels(canvas: Canvas, rows: Sequence[Row]) -> None:
     axes.set_yticks([])
     axes.set_ylim(-0.8, len(shown) - 0.5)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.6)
+    longest = max(float(row["ours_over_this_p80"]) for row in shown)
+    axes.set_xlim(0, max(1.6, 1.12 * longest))  # with room for the number
     axes.set_xlabel("ECRM's time / the other's time: median, p20 to p80 as a line")
     axes.set_title("Kernels against their peers and floors")
     legend(axes)
