@@ -509,3 +509,11 @@ def test_a_shrink_waits_for_the_living_only() -> None:
     assert communicator.after_shrink([]).members == (0,)
     unnoticed = communicator.after_shrink([3])
     assert unnoticed.members == (0, 3) and unnoticed.dead == {3}
+
+
+def test_the_former_name_of_the_package_is_told_and_works():
+    with pytest.warns(DeprecationWarning, match="is ecrm.testing.simulated_transport now"):
+        from ecrm.transport.simulated import PhaseFault as Former
+    assert Former is PhaseFault
+    with pytest.raises(ImportError):
+        from ecrm.transport.simulated import Nothing  # noqa: F401
