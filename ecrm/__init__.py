@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ecrm.session.session import Session
     from ecrm.session.streams import Streams
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "Indexed", "Session", "Streams"]
 

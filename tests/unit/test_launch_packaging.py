@@ -4,11 +4,13 @@ Also: the first steps of `make`.
 """
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import ecrm
 from support.paths import ROOT
 
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -63,3 +65,10 @@ def test_make_begins_again_where_an_environment_was_left_without_pip(tmp_path):
     (tmp_path / "venv/bin/python").symlink_to(sys.executable)
     done = make_venv(tmp_path, 'case "$*" in "-m venv"*) echo "making $*"; exit 1;; esac')
     assert f"making -m venv --clear {tmp_path / 'venv'}" in done.stdout, done.stderr
+
+
+def test_every_file_gives_the_same_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited is not None and project == ecrm.__version__ == cited[1]
+    assert f"## {project} (" in (ROOT / "CHANGELOG.md").read_text()
