@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 STOPPED_EXIT_CODE = 130
 BROKEN_PIPE_EXIT_CODE = 141
@@ -31,6 +31,18 @@ class EcrmError(Exception):
     told = False  # whether the user has been told already
     speaker: int | None = None
     """Set if all ranks end with this error: the rank that tells the user."""
+
+    def on_all_ranks(self, speaker: int) -> Self:
+        """This error, raised by all ranks; the rank `speaker` tells the user."""
+        self.speaker = speaker
+        return self
+
+    @classmethod
+    def of_rank(cls, rank: int, exit_code: int, message: str) -> Self:
+        """The error of a rank, to be raised by all ranks."""
+        error = cls(message)
+        error.exit_code = exit_code
+        return error.on_all_ranks(rank)
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,7 @@ def _on_all(transport: Transport, action: Callable[[], Any]) -> Any:
     for rank, text in _share(transport, problem).items():
         # all ranks have the same reports, so all raise the same error
         if text:
-            failure = DataError(text)
-            failure.speaker = rank
-            raise failure
+            raise DataError(text).on_all_ranks(rank)
     return result
 
 

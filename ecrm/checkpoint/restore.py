@@ -120,9 +120,7 @@ class Restorer:
 
 def _on_all(transport: Transport, text: str) -> DataError:
     """An error raised on all ranks, and told by the lowest live rank."""
-    error = DataError(text)
-    error.speaker = transport.live[0]
-    return error
+    return DataError(text).on_all_ranks(transport.live[0])
 
 
 def _from_first(transport: Transport, paths: list[str]) -> list[str]:

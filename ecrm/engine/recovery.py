@@ -292,8 +292,7 @@ class Recovery:
             # several ranks may refuse: the lowest speaks, so all ranks raise the same error
             speaker, problem = min(agreed.refusals.items())
             kind, _, problem = problem.partition(" ")
-            error = REFUSALS[kind](problem)
-            error.speaker = speaker
+            error = REFUSALS[kind](problem).on_all_ranks(speaker)
             # all ranks must hear of the refusal before the first rank leaves
             with suppress(PeerFailure):
                 self._state.transport.agree(True)
@@ -338,9 +337,7 @@ class Recovery:
 
     @staticmethod
     def _end_script(problem: str, speaker: int) -> NoReturn:
-        error = ScriptFailed(problem)
-        error.speaker = speaker
-        raise error
+        raise ScriptFailed(problem).on_all_ranks(speaker)
 
     def _see_off(self, agreed: Ledger) -> None:
         """At the commit: make a live rank with failed user code leave, or end the run.

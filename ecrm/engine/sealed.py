@@ -33,12 +33,10 @@ def meet(engine: Engine, where: str) -> None:
         transport.agree(True)  # all ranks must know before the first rank leaves
     fewest_first = sorted(at.items(), key=lambda item: len(item[1]))
     words = [f"{named('rank', ranks)} at {place}" for place, ranks in fewest_first]
-    error = ScriptFailed(
+    raise ScriptFailed(
         f"the script has come to different places on different ranks: {'; '.join(words)}: call "
         "on every rank what ranks do together, not on the one with session.is_main alone"
-    )
-    error.speaker = min(places)
-    raise error
+    ).on_all_ranks(min(places))
 
 
 def sealed(

@@ -33,11 +33,9 @@ def agree_on_stop(
     reporter = engine.view.reporter
     troubles = {rank: trouble for rank, (_, trouble) in shared.items() if trouble}
     if len(troubles) == len(shared):
-        error = EcrmError(
+        raise EcrmError(
             f"no rank can write into the run folder, so the run ends: {troubles[reporter]}"
-        )
-        error.speaker = reporter
-        raise error
+        ).on_all_ranks(reporter)
     if reporter in troubles:
         if engine.rank == reporter:
             print(

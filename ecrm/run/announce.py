@@ -151,11 +151,9 @@ def tell_end(
     if engine.rank == engine.view.reporter:
         warn_of_unfired(run.kills, engine.state.failures.failures)
     if unkept:
-        error = NotKept(
+        raise NotKept(
             f"the model of step {engine.step} is not kept: no checkpoint of it: {unkept}"
-        )
-        error.speaker = engine.view.reporter
-        raise error
+        ).on_all_ranks(engine.view.reporter)
     if engine.rank == engine.view.reporter:
         say_kept(run)
 

@@ -31,9 +31,7 @@ def check_alike(transport: Transport, mine: Given, alike: Alike) -> None:
     """Collective: raise UsageError on every rank unless all were started with equal inputs."""
     ranks = {rank: Given(**fields) for rank, fields in share_json(transport, asdict(mine)).items()}
     if problem := unlike(ranks, alike):
-        error = UsageError(problem)
-        error.speaker = min(ranks)
-        raise error
+        raise UsageError(problem).on_all_ranks(min(ranks))
 
 
 def check_kernels(transport: Transport, config: Config) -> None:
@@ -62,13 +60,11 @@ def check_trained_on(of_ranks: Mapping[int, str]) -> None:
     first, *others = sorted(of_ranks)
     for rank in others:
         if of_ranks[rank] != of_ranks[first]:
-            error = UsageError(
+            raise UsageError(
                 f"rank {first} trains the model on {of_ranks[first]}, rank {rank} on "
                 f"{of_ranks[rank]}, which come to other bits",
                 otherwise="give all ranks the same model of GPU and the same torch",
-            )
-            error.speaker = first
-            raise error
+            ).on_all_ranks(first)
 
 
 def use_instruction_set(name: str) -> None:

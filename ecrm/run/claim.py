@@ -127,14 +127,12 @@ def check_shared(
     if strangers and (config.checkpoints or config.checkpoint.at_end):
         never = {"every_steps": 0, "every_minutes": 0, "at_end": False, "keep_best": "none"}
         without = {f"checkpoint.{key}": value for key, value in never.items()}
-        error = UsageError(
+        raise UsageError(
             f"--run-dir {run_dir}: rank {strangers[0]} sees another folder there than rank "
             f"{live[0]}, and checkpoints need one",
             *([] if config.kind.needs_checkpoints else [without]),
             otherwise="name a folder on storage that all ranks share",
-        )
-        error.speaker = live[0]
-        raise error
+        ).on_all_ranks(live[0])
 
 
 def _earlier_start(

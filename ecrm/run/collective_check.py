@@ -65,9 +65,7 @@ def collective_check(transport: Transport, action: Callable[[], Any]) -> Any:
     for rank, (said,) in sorted(shared.items()):
         if said.numel():
             code, _, message = bytes(said.tolist()).decode().partition(" ")
-            first = EcrmError(message)
-            first.exit_code, first.speaker = int(code), rank
-            raise first
+            raise EcrmError.of_rank(rank, int(code), message)
     return result
 
 
@@ -116,9 +114,9 @@ def own_folder(
         if any(sees.values()):
             return lock, [rank for rank, seen in sees.items() if not seen]
         if first in sees:
-            error = Unrecoverable(f"rank {first} has taken {folder}, and finds it taken by no run")
-            error.speaker = min(sees)
-            raise error
+            raise Unrecoverable(
+                f"rank {first} has taken {folder}, and finds it taken by no run"
+            ).on_all_ranks(min(sees))
 
 
 def introduce(transport: Transport, host: str) -> list[int]:

@@ -81,9 +81,7 @@ def _raise_damage(shared: Mapping[int, Mapping[str, str]]) -> None:
     """Raise DataError if a rank has found a damaged file."""
     for rank, digests in sorted(shared.items()):
         if _DAMAGE in digests:
-            error = DataError(digests[_DAMAGE])
-            error.speaker = rank
-            raise error
+            raise DataError(digests[_DAMAGE]).on_all_ranks(rank)
 
 
 def _others(table: Table) -> Mapping[str, Tensor]:
@@ -139,12 +137,10 @@ def _agreed(shared: Mapping[int, Mapping[str, str]], hosts: Mapping[int, str]) -
                 here, there = hosts[rank], hosts[other]
                 if here == there:
                     here, there = f"rank {rank}", f"rank {other} of {there}"
-                error = UsageError(
+                raise UsageError(
                     f"the loaded file has other numbers on {here} than on {there}: {window}",
                     otherwise="copy the same file to every host, and leave it as it is",
-                )
-                error.speaker = min(shared)
-                raise error
+                ).on_all_ranks(min(shared))
     return {window: digest for window, (digest, _) in found.items()}
 
 

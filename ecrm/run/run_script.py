@@ -218,9 +218,9 @@ def _is_of_groups(error: BaseException) -> bool:
 def _raise_with_line(rank: ThisRank, error: EcrmError) -> NoReturn:
     """Raise the error of a call such as session.save, known to all ranks, with the line."""
     line = own_line(error, str(rank.script.path))
-    told = ScriptFailed(_said(rank, str(error), line))
-    told.exit_code, told.speaker = error.exit_code, error.speaker
-    raise told from error
+    assert error.speaker is not None
+    said = _said(rank, str(error), line)
+    raise ScriptFailed.of_rank(error.speaker, error.exit_code, said) from error
 
 
 def _where_to_retry(rank: ThisRank, error: BaseException) -> Place | None:

@@ -338,13 +338,11 @@ def check_models(of_ranks: Mapping[int, Mapping[str, Any]]) -> None:
                 raise _other_numbers(f"table {name}", rank, first)
         if there != here:
             where = f"on rank {rank}", f"on rank {first}"
-            error = UsageError(
+            raise UsageError(
                 f"rank {rank} has another model than rank {first}: "
                 f"{differences(there, here, *where) or _first_other(there, here, *where)}",
                 otherwise="build it alike on all ranks, from the script and its arguments alone",
-            )
-            error.speaker = first
-            raise error
+            ).on_all_ranks(first)
 
 
 def _first_other(said: Mapping[str, Any], mine: Mapping[str, Any], there: str, here: str) -> str:
@@ -370,13 +368,11 @@ def check_weights(of_ranks: Mapping[int, Mapping[str, str]]) -> None:
 
 
 def _other_numbers(name: str, rank: int, first: int) -> UsageError:
-    error = UsageError(
+    return UsageError(
         f"{name} begins with other numbers on rank {rank} than on rank {first}",
         otherwise="draw them alike on all ranks, such as by torch.manual_seed(0) "
         "before the model is built",
-    )
-    error.speaker = first
-    return error
+    ).on_all_ranks(first)
 
 
 def _engine(

@@ -174,7 +174,4 @@ def _share_trouble(engine: Engine, trouble: EcrmError | None) -> None:
     mine = None if trouble is None else [trouble.exit_code, str(trouble)]
     for rank, said in engine.state.transport.gather(mine, "a model was saved").items():
         if said is not None:
-            code, message = said
-            error = EcrmError(message)
-            error.exit_code, error.speaker = code, rank
-            raise error
+            raise EcrmError.of_rank(rank, *said)

@@ -44,7 +44,7 @@ class Readings:
         if error is None:
             return
         if all(int(answer) for answer in bad.values()):
-            error.speaker = min(bad)
+            raise error.on_all_ranks(min(bad))
         raise error
 
     def _rows_in_doubt(self) -> tuple[int, int]:
