@@ -9,18 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
     from ecrm.session.data import Indexed
     from ecrm.session.session import Session
     from ecrm.session.streams import Streams
+    from ecrm.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 
 __version__ = "0.2.0"
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "Indexed", "Session", "Streams"]
 
 _HOMES = {
-    "EmbeddingBagCollection": "ecrm.session.collections",
-    "EmbeddingCollection": "ecrm.session.collections",
+    "EmbeddingBagCollection": "ecrm.tables.collections",
+    "EmbeddingCollection": "ecrm.tables.collections",
     "Indexed": "ecrm.session.data",
     "Session": "ecrm.session.session",
     "Streams": "ecrm.session.streams",

@@ -8,7 +8,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ecrm import ops
 from ecrm.errors import UsageError
-from ecrm.session import collections
+from ecrm.tables import collections
 
 __all__ = ["DotInteraction"]
 

@@ -16,12 +16,12 @@ from ecrm.errors import UsageError
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import packed, unpacked
-from ecrm.session.batch_rows import BatchRows
 from ecrm.session.data import Indexed, started
 from ecrm.session.feed import Drawn, Feed
 from ecrm.session.other_data import no_batches
-from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.slot_work import Doing
+from ecrm.tables.batch_rows import BatchRows
+from ecrm.tables.row_source import FetchedRows, RowSource
 from ecrm.transport.message import tensors
 
 EvalBatches = Indexed | Sequence[Any]

@@ -37,19 +37,19 @@ from ecrm.run.reported import goal_of
 from ecrm.run.session_run import start_run
 from ecrm.run.started import Start, Started, Wanted
 from ecrm.run.this_rank import is_rank, this_rank
-from ecrm.session.batch_rows import BatchRows, find_kjts
 from ecrm.session.data import Batches, feed_of, steps_of
 from ecrm.session.determinism_check import undo_is_tried
 from ecrm.session.device import move, session_device
 from ecrm.session.evaluation import EvalBatches, Evaluation
-from ecrm.session.first_values import LARGEST_VALUES
 from ecrm.session.loading import load, new_here
 from ecrm.session.save import format_of, save, state_dict, undisturbed
 from ecrm.session.slot_work import SessionBatches, SlotWork
-from ecrm.session.sparse_schedule import rates_of
 from ecrm.session.step_loop import Every, SessionLoop, check_unchanged
-from ecrm.session.swap import large_embeddings, swap
 from ecrm.session.whole_number import whole
+from ecrm.tables.batch_rows import BatchRows, find_kjts
+from ecrm.tables.first_values import LARGEST_VALUES
+from ecrm.tables.sparse_schedule import rates_of
+from ecrm.tables.swap import large_embeddings, swap
 
 Result = TypeVar("Result")
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]

@@ -31,12 +31,12 @@ from ecrm.run.finite import NO_SCALE
 from ecrm.run.own_frames import whole_numbers
 from ecrm.run.step_loop import SlotResult, SlotStep
 from ecrm.session.batch_digest import batch_digest
-from ecrm.session.batch_rows import BatchRows
 from ecrm.session.body_watch import BodyWatch, Modes
 from ecrm.session.determinism_check import check_same
 from ecrm.session.feed import Drawn, Feed
-from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.streams import ENDED
+from ecrm.tables.batch_rows import BatchRows
+from ecrm.tables.row_source import FetchedRows, RowSource
 
 MOST_TOLD = 3
 """The number of warnings on every rank, such as of slots without a gradient."""

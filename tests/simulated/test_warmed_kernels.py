@@ -19,7 +19,7 @@ from ecrm.placement.initial_values import Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.run.warm_up import shapes_of
-from ecrm.session.pooling import _summed
+from ecrm.tables.pooling import _summed
 from ecrm.testing.simulate.workload import Workload, make_engine, train_step
 from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 

@@ -3,7 +3,7 @@
 import torch
 from torchrec import KeyedJaggedTensor
 
-from ecrm.session.row_source import FetchedRows
+from ecrm.tables.row_source import FetchedRows
 
 
 def fetched_rows(batch, spaces, weights, training=True):

@@ -30,8 +30,8 @@ from ecrm.engine.table_digest import gather_rows
 from ecrm.errors import DataError, EcrmError, NotFinite, UsageError
 from ecrm.run.lone_run import PROCESSES
 from ecrm.session import save
-from ecrm.session.row_source import FetchedRows
 from ecrm.storage.base import Store
+from ecrm.tables.row_source import FetchedRows
 from ecrm.transport.alone import LoneTransport
 from ecrm.transport.message import Picked
 from support.fetching import a_batch

@@ -21,10 +21,10 @@ from torchrec import (
 from ecrm.errors import DataError, StrayId, UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.session.batch_rows import BatchRows, find_kjts
-from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
-from ecrm.session.pooling import pool
-from ecrm.session.row_source import RowSource
+from ecrm.tables.batch_rows import BatchRows, find_kjts
+from ecrm.tables.collections import EmbeddingBagCollection, EmbeddingCollection
+from ecrm.tables.pooling import pool
+from ecrm.tables.row_source import RowSource
 from support.fetching import a_batch, check_gradients, fetched_rows
 
 
@@ -179,7 +179,7 @@ def clicks(ids, lengths=None, feature="clicked", id_type=torch.int64):
 
 
 def test_one_operation_per_row_space_and_pooling(monkeypatch):
-    import ecrm.session.collections as collections_module
+    import ecrm.tables.collections as collections_module
 
     calls, real = [], collections_module.pool
     monkeypatch.setattr(

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from ecrm.errors import UsageError
-from ecrm.session.sparse_schedule import rates_of
+from ecrm.tables.sparse_schedule import rates_of
 
 MAKES = {
     "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 20),

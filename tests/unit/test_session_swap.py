@@ -18,14 +18,14 @@ from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-import ecrm.session.first_values as first_values_module
+import ecrm.tables.first_values as first_values_module
 from ecrm.errors import UsageError
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import row_spaces
-from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
-from ecrm.session.first_values import initial_of
-from ecrm.session.swap import large_embeddings, swap
+from ecrm.tables.collections import EmbeddingBagCollection, EmbeddingCollection
+from ecrm.tables.first_values import initial_of
+from ecrm.tables.swap import large_embeddings, swap
 from support.fetching import a_batch, check_gradients, fetched_rows
 
 META = torch.device("meta")

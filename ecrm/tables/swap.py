@@ -21,12 +21,12 @@ from ecrm.errors import UsageError
 from ecrm.placement.initial_values import Values
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import RowSpace, Table
-from ecrm.session.batch_rows import BatchRows
-from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
-from ecrm.session.first_values import first_values, initial_of
-from ecrm.session.row_source import RowSource
-from ecrm.session.table_optimizers import optimizer_of, without_optimizer
-from ecrm.session.table_stand_in import stand_in
+from ecrm.tables.batch_rows import BatchRows
+from ecrm.tables.collections import EmbeddingBagCollection, EmbeddingCollection
+from ecrm.tables.first_values import first_values, initial_of
+from ecrm.tables.optimizers import optimizer_of, without_optimizer
+from ecrm.tables.row_source import RowSource
+from ecrm.tables.stand_in import stand_in
 
 Collection = EmbeddingBagCollection | EmbeddingCollection
 

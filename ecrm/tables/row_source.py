@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ecrm.session.batch_rows import BatchRows
+from ecrm.tables.batch_rows import BatchRows
 
 
 @dataclass(frozen=True)

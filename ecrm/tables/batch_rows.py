@@ -16,7 +16,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from ecrm.base.allocate import CPU
 from ecrm.errors import UsageError
 from ecrm.kernels.unit_order import unique_by_unit
-from ecrm.session.layout import Group, Layout
+from ecrm.tables.layout import Group, Layout
 from ecrm.transport.digests import tensor_digest
 
 _DEEPEST = 3
