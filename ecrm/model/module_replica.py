@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ecrm.base.allocate import CPU
 from ecrm.device.copies import on_device, on_host
 from ecrm.errors import UsageError
-from ecrm.model.buffers import Buffers
+from ecrm.model.buffers import live_buffers, put_buffers
 from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.nested_state import (
     check_readable,
@@ -101,8 +101,7 @@ class ModuleReplica:
         self._trained = {name: p for name, p in named.items() if p.requires_grad}
         self._asked_for = {name: (p, p.requires_grad) for name, p in module.named_parameters()}
         check_parameters(named, self._trained, device)
-        self._of_module = Buffers(module)
-        check_buffers(self._of_module.live(), named)
+        check_buffers(live_buffers(module), named)
         self._starts, self._flags_at = [], 0
         for parameter in self._trained.values():
             self._starts.append(self._flags_at)
@@ -170,7 +169,7 @@ class ModuleReplica:
     @property
     def changed_buffer(self) -> str:
         """The first buffer that differs from the agreed buffers; "" for none."""
-        live = self._of_module.live()
+        live = live_buffers(self.module)
         return next((n for n, b in live.items() if not _same(b, self._buffers.get(n))), "")
 
     def note(self) -> None:
@@ -243,7 +242,7 @@ class ModuleReplica:
 
         For use before the first step, if the module was changed after the replica was made.
         """
-        self._buffers = placed(self._of_module.live())  # at the begin of the present step
+        self._buffers = placed(live_buffers(self.module))  # at the begin of the present step
         live = self._live()
         self._check_readable(live["rest"])
         self._saved = placed(live)
@@ -291,7 +290,7 @@ class ModuleReplica:
     def begin_slot(self, slot: int) -> None:
         """Before a slot's forward: drop gradients, and restore the buffers of the step's begin."""
         self._drop_gradients()
-        self._of_module.put(self._buffers)
+        put_buffers(self.module, self._buffers)
 
     @property
     def loss_scale(self) -> float:
@@ -354,7 +353,7 @@ class ModuleReplica:
         before which the slot wants training to end, if `ends_at` is not negative. Raises UsageError
         if the forward has added or removed a buffer.
         """
-        live = self._of_module.live()
+        live = live_buffers(self.module)
         for name in live.keys() ^ self._buffers.keys():
             raise UsageError(
                 f"buffer {name} came or went in the forward: register it in the module's __init__"
@@ -438,7 +437,7 @@ class ModuleReplica:
         """Step with the present gradients."""
         if self._before_step is not None:
             self._before_step(self.parameters)
-            self._buffers = placed(self._of_module.live(), self._buffers)
+            self._buffers = placed(live_buffers(self.module), self._buffers)
         if self.optimizer is not None:
             self.optimizer.step()
 
@@ -458,7 +457,7 @@ class ModuleReplica:
             if stream is not None:
                 self.streams[slot] = stream
             self._buffers.update(self._here(named))
-        self._of_module.put(self._buffers)
+        put_buffers(self.module, self._buffers)
         self._drop_gradients()
         self._noted = None
 
@@ -614,7 +613,7 @@ class ModuleReplica:
         self._noted, self._at_commit = None, True
         placed(state["parameters"], self._all)
         self._buffers = placed(state["buffers"], self._buffers)
-        self._of_module.put(self._buffers)
+        put_buffers(self.module, self._buffers)
         rest = state["rest"]
         self.streams = placed(rest.get("streams", {})) if self.with_streams else {}
         self.skipped, self.ends_at = rest.get("skipped", 0), rest.get("ends_at", -1)

@@ -279,7 +279,8 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
     ) -> Tensor:
         """The bags of a group, feature after feature; side by side if `features` is the count."""
         weights = None
-        if [entry.feature for entry in entries] == kjt.keys():
+        keys = kjt.keys()
+        if [entry.feature for entry in entries] == keys and len(set(keys)) == len(keys):
             lengths = kjt.lengths()
             weights = [kjt.weights()] if self.is_weighted() else None
         else:

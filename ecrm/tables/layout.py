@@ -99,20 +99,27 @@ class Group:
         )
 
     def start_in(self, keys: Sequence[str]) -> int:
-        """The place in `keys` from which all features follow in order; -1 for no such place."""
-        first = keys.index(self.features[0]) if self.features[0] in keys else -1
+        """The place in `keys` from which all features follow in order.
+
+        -1 for no such place, and for keys with a key twice.
+        """
+        if self.features[0] not in keys or len(set(keys)) != len(keys):
+            return -1
+        first = keys.index(self.features[0])
         return first if keys[first : first + len(self.features)] == self.features else -1
 
     def row_numbers(self, kjt: KeyedJaggedTensor) -> Tensor | None:
         """The row numbers of all ids, int64 [n], feature after feature, by few operations.
 
         `None` unless all features follow each other in `kjt` with equally many usable ids, on the
-        CPU.
+        CPU, and the lengths add up to the ids.
         """
         values, start = kjt.values(), self.start_in(kjt.keys())
         if start < 0 or not values.is_cpu or values.dtype not in _ID_TYPES:
             return None
         counts = kjt.length_per_key()
+        if not isinstance(counts, list) or sum(counts) != values.numel():
+            return None
         here = counts[start : start + len(self.features)]
         if here[0] == 0 or here.count(here[0]) != len(here):
             return None
