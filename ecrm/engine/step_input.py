@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor
@@ -43,8 +43,9 @@ class StepInput:
       `repairs_ahead`, missing rows of `rows_soon` are recovered before a slot has to wait.
     """
 
-    row_gradients: Rows
+    row_gradients: Mapping[int, Sequence[Tensor]]
     contributions: Mapping[int, Tensor]
+    _: KW_ONLY
     slot_state: Mapping[int, Tensor] = field(default_factory=dict)
     notes: Mapping[int, Tensor] = field(default_factory=dict)
     troubles: Mapping[int, str] = field(default_factory=dict)

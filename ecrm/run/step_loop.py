@@ -285,16 +285,18 @@ class StepLoop(Generic[Batch]):
                 for slot, result in results.items()
                 if result.contribution is not None
             },
-            {slot: result.state for slot, result in results.items() if result.state is not None},
-            {slot: result.note for slot, result in results.items()},
-            troubles,
-            self._skips,
-            [slot for slot, result in results.items() if result.sits_out],
-            over,
-            self._ends_at(),
-            last,
-            ahead,
-            soon,
+            slot_state={
+                slot: result.state for slot, result in results.items() if result.state is not None
+            },
+            notes={slot: result.note for slot, result in results.items()},
+            troubles=troubles,
+            skip_troubled=self._skips,
+            sit_out=[slot for slot, result in results.items() if result.sits_out],
+            over=over,
+            ends_at=self._ends_at(),
+            commit=last,
+            rows_ahead=ahead,
+            rows_soon=soon,
         )
         engine.apply(given)
 

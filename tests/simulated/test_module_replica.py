@@ -100,7 +100,9 @@ def train(transport, hooks, interval, without_undo):
                     StepInput(
                         {slot: gradients for slot, (gradients, _, _) in done.items()},
                         {slot: contribution for slot, (_, contribution, _) in done.items()},
-                        {slot: state for slot, (_, _, state) in done.items() if state is not None},
+                        slot_state={
+                            slot: state for slot, (_, _, state) in done.items() if state is not None
+                        },
                         commit=step + 1 == STEPS,
                     )
                 )
