@@ -236,6 +236,7 @@ def _problems_of_redundancy(config: Config) -> list[Problem]:
     protection, servers = config.protection, config.cluster.servers
     wrong = config.kind.wrong(protection, servers, config.world_size)
     problems = [_problem(said, *ways_out) for said, ways_out in wrong]
+    # m+1 dense replicas always fit: world_size >= cluster.servers >= k+m >= m+1
     if protection.scrub_rows_per_step and not config.kind.parity:
         problems.append(
             _problem(
@@ -300,7 +301,6 @@ def _problems_of_what_is_kept(config: Config) -> list[Problem]:
                 {"protection.name": "erasure"},
             )
         )
-    # m+1 dense replicas always fit: world_size >= cluster.servers >= k+m >= m+1.
     return problems
 
 

@@ -439,7 +439,9 @@ def _view(config: Config, hosts: Sequence[str] | None) -> View:
     domains: Sequence[str] = [f"rank {rank}" for rank in range(config.world_size)]
     if hosts is not None and config.cluster.failure_domain == "host":
         domains = hosts
-    protection = make_protection(config.protection, config.cluster.servers, Path("mapped"))
+    protection = make_protection(
+        config.protection, config.cluster.servers, Path("mapped"), durable=False
+    )
     return view_over(config, protection, domains)
 
 

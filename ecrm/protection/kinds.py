@@ -46,8 +46,8 @@ class Kind:
     - `meaning`: a sentence for the reference page.
     - `exact`: whether the finished model equals the model of an undisturbed run, after any
       survived failures.
-    - `keeps_deltas`: whether updates produce deltas. Without deltas no step can be taken back, and
-      any failure ends the run.
+    - `keeps_deltas`: whether updates produce deltas. Without deltas no step can be taken back: a
+      failure ends the run, unless the kind `rolls_back` or there are checkpoints.
     - `parity`: whether rows have parity, or copies, compared by scrubbing.
     - `rolls_back`: whether a failure takes all ranks back to files, whatever was lost.
     - `needs_checkpoints`: whether lost rows come back from checkpoints only.

@@ -21,7 +21,8 @@ def make_protection(
     servers: int,
     mapped: Path | None = None,
     rows: RowSource | None = None,
-    durable: bool = False,
+    *,
+    durable: bool,
 ) -> Protection:
     """The protection named by `settings`, over a shard for each of the `servers`.
 

@@ -1,4 +1,4 @@
-"""The former name of `ecrm.testing.simulated_transport`; leaves with 0.3.0."""
+"""The former name of `ecrm.testing.simulated_transport`, without its modules; leaves with 0.3.0."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_its_name_and_numbers_are_what_a_config_gives(name, tmp_path):
     config = load_config(
         "tiny", ["data.path=x", *(f"{key}={value}" for key, value in promise.sets.items())]
     )
-    protection = make_protection(config.protection, config.cluster.servers, tmp_path)
+    protection = make_protection(config.protection, config.cluster.servers, tmp_path, durable=False)
     assert config.protection.name == protection.name == promise.workload["protection"]
     assert protection.in_words == promise.in_words
     assert config.failures_survived == promise.survives

@@ -93,7 +93,11 @@ def train(
         rank = transport.rank
         run_folder = _MortalFolder(folder, [death for death in telling if death.rank == rank])
         protection = make_protection(
-            config.protection, config.cluster.servers, folder / "mapped", CheckpointRows(own)
+            config.protection,
+            config.cluster.servers,
+            folder / "mapped",
+            CheckpointRows(own),
+            durable=config.mapped.flush == "commit",
         )
         unknown = {rank: {"failure_domain": f"rank {rank}"} for rank in range(config.world_size)}
         reporter = Reporter(run_folder, {}, 1)

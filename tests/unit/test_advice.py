@@ -254,7 +254,7 @@ def _is_placed_on_two_hosts(overrides: Sequence[str]) -> None:
     ]
     start_view(
         config,
-        make_protection(config.protection, config.cluster.servers),
+        make_protection(config.protection, config.cluster.servers, durable=False),
         {rank: {"failure_domain": domains(rank)} for rank in range(config.world_size)},
     )
 

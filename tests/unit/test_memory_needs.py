@@ -74,7 +74,9 @@ def test_rows_parity_and_dense_replicas_are_counted_as_they_are_made(tmp_path):
             need = Needs(config, 20)
             (space,) = row_spaces([Table(f"t{n}", 300 + n, 8) for n in range(26)])
             layout = RowLayout(
-                make_protection(config.protection, config.cluster.servers, tmp_path).shape,
+                make_protection(
+                    config.protection, config.cluster.servers, tmp_path, durable=False
+                ).shape,
                 space.rows,
             )
             store = NativeStore(
@@ -104,7 +106,7 @@ def test_all_ranks_together_need_at_most_what_each_needs(tmp_path, name, trainer
     config = load_config("tiny", [f"data.path={data}", f"protection.name={name}", *sets])
     needs, protection = (
         Needs(config, 10**6),
-        make_protection(config.protection, config.cluster.servers, tmp_path),
+        make_protection(config.protection, config.cluster.servers, tmp_path, durable=False),
     )
     view = initial_view(
         "dedicated", protection.shape, trainers, 1, config.slots, protection.dense_replicas
@@ -201,7 +203,8 @@ def test_mapped_files_hold_what_is_said_of_them(tmp_path, optimizer):
     looked_up = config.train.global_batch * 26 // config.cluster.servers
     (space,) = row_spaces([Table(f"t{number}", 300 + number, 8) for number in range(26)])
     layout = RowLayout(
-        make_protection(config.protection, config.cluster.servers, tmp_path).shape, space.rows
+        make_protection(config.protection, config.cluster.servers, tmp_path, durable=False).shape,
+        space.rows,
     )
     for shard in range(config.cluster.servers):
         file = ShardFile(tmp_path, f"shard{shard}", False)

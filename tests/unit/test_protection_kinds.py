@@ -25,7 +25,7 @@ def test_a_kind_tells_of_the_protection_that_is_built(name, tmp_path):
             "checkpoint.every_steps=5",
         ],
     )
-    protection = make_protection(config.protection, config.cluster.servers, tmp_path)
+    protection = make_protection(config.protection, config.cluster.servers, tmp_path, durable=False)
     assert protection.kind is config.kind is KINDS[name]
     shape = protection.shape
     assert (shape.k, shape.m) == config.kind.stripes(config.protection)
@@ -33,19 +33,49 @@ def test_a_kind_tells_of_the_protection_that_is_built(name, tmp_path):
     assert bool(protection.redundancy) == (shape.m > 0)
 
 
-def test_no_other_room_asks_for_the_name_of_a_protection():
-    """Each protection answers for itself: a new one touches no other room."""
+NAMES = ("protection.name", "workload.protection")
+"""Ends of expressions with the name of a protection."""
+
+
+def asks(source: str) -> list[int]:
+    """The lines in which a program decides by the name of a protection, KINDS apart."""
     found = []
-    for path in sorted((ROOT / "ecrm").rglob("*.py")):
-        if path.is_relative_to(ROOT / "ecrm" / "protection"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Compare) and _asks(node):
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert found == []
+    for node in ast.walk(ast.parse(source)):
+        asked: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            asked = [node.left, *node.comparators]
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value) != "KINDS":
+            asked = [node.slice]
+        elif isinstance(node, ast.Match):
+            asked = [node.subject]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".get"):
+            asked = node.args[:1]
+        if any(ast.unparse(each).endswith(NAMES) for each in asked):
+            found.append(node.lineno)
+    return found
 
 
-def _asks(node: ast.Compare) -> bool:
-    sides = [node.left, *node.comparators]
-    names = [ast.unparse(side) for side in sides if isinstance(side, ast.Attribute)]
-    return any(name.endswith(("protection.name", "workload.protection")) for name in names)
+def test_no_other_room_decides_by_the_name_of_a_protection():
+    """Each protection answers for itself."""
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in sorted((ROOT / "ecrm").rglob("*.py"))
+        if not path.is_relative_to(ROOT / "ecrm" / "protection")
+        and (lines := asks(path.read_text()))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "config.protection.name == 'mapped'",
+        "protection.name in ('chain', 'replicate')",
+        "{'chain': 1}.get(protection.name, 0)",
+        "{'chain': 1}[workload.protection]",
+        "match protection.name:\n    case 'chain': pass",
+    ],
+)
+def test_a_decision_by_the_name_is_found(source):
+    assert asks(source) == [1]
+    assert asks("KINDS[config.protection.name].survives") == []

@@ -66,7 +66,7 @@ def test_lines_of_a_run_count_right():
 )
 def test_what_was_compared_goes_by_the_protection(name, line):
     config = load_config("tiny", ["data.path=data", f"protection.name={name}"])
-    protection = make_protection(config.protection, config.cluster.servers)
+    protection = make_protection(config.protection, config.cluster.servers, durable=False)
     assert protection.redundancy and protection.verified_in_words(VerifyReport(1, 0)) == line
 
 
@@ -75,7 +75,7 @@ def test_nothing_was_compared_where_there_is_nothing(name, tmp_path):
     config = load_config(
         "tiny", ["data.path=data", f"protection.name={name}", "checkpoint.every_steps=5"]
     )
-    protection = make_protection(config.protection, config.cluster.servers, tmp_path)
+    protection = make_protection(config.protection, config.cluster.servers, tmp_path, durable=False)
     assert not protection.redundancy
 
 

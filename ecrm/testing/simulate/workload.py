@@ -190,7 +190,7 @@ class Workload:
         )
         folder = Path(self.folder)
         rows = CheckpointRows(CheckpointFolder(folder))
-        return make_protection(settings, self.servers, folder, rows, self.durable)
+        return make_protection(settings, self.servers, folder, rows, durable=self.durable)
 
 
 @dataclass(frozen=True)

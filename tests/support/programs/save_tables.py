@@ -28,7 +28,7 @@ transport = MpiTransport()
 dataset = CriteoDataset.open(
     config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction
 )
-protection = make_protection(config.protection, config.cluster.servers)
+protection = make_protection(config.protection, config.cluster.servers, durable=False)
 engine = build_engine(
     config, transport, protection, start_view(config, protection, {}), dataset, Hooks()
 )
