@@ -358,10 +358,12 @@ def _train(args: argparse.Namespace) -> int:
         cluster.start_seconds,
         cluster.stuck_seconds,
         cluster.gpu_hang_seconds,
+        () if "cuda" in (config.storage.device, config.train.device) else _modules(trained),
+        alike=repr((config, trained, run_dir, args.kill, resume, init_from)),
     )
     from ecrm.process.stop_signals import StopSignals
 
-    stop = StopSignals()
+    stop = StopSignals(guarded.guard, guarded.tether)
     from ecrm.run.claim import Job
 
     job = Job(config, args.run_dir, kills, args.resume, args.init_from)
@@ -372,6 +374,13 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.train.job import train
 
     return train(job, guarded, stop)
+
+
+def _modules(trained: str | Script) -> list[str]:
+    """The modules to import once for all ranks of a host; none may start CUDA or MPI."""
+    if isinstance(trained, Script):
+        return ["ecrm.run.run_script", "ecrm.session.session"]
+    return ["ecrm.train.job"]
 
 
 def _trained(args: argparse.Namespace) -> str | Script:

@@ -23,11 +23,12 @@ def _nothing() -> None:
 class Pulse:
     """Two words: the number of questions asked, and the last question answered.
 
-    Shared with processes forked later. A GPU may take `limit_seconds` for an answer.
+    The words are in `memory`, a page; without `memory`, in a page of this process. A GPU may take
+    `limit_seconds` for an answer.
     """
 
-    def __init__(self, limit_seconds: float) -> None:
-        self.memory = mmap.mmap(-1, mmap.PAGESIZE)
+    def __init__(self, limit_seconds: float, memory: mmap.mmap | None = None) -> None:
+        self.memory = mmap.mmap(-1, mmap.PAGESIZE) if memory is None else memory
         self.limit_seconds = limit_seconds
         self.ask: Callable[[], None] = _nothing
         """Ask the GPU, before the rank waits for the GPU. Does nothing without a GPU."""

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator
 
 
 class Calls:
-    """The count, shared with processes forked later.
+    """The count, in `memory` of at least 16 bytes.
 
     The count is 0 before the first call, odd inside a call, and even after a call. `awaited` says
     whether the next call is expected soon: False while a script prepares its data, or works after
     its loop.
     """
 
-    def __init__(self) -> None:
-        self._word = memoryview(mmap.mmap(-1, 16)).cast("Q")
+    def __init__(self, memory: mmap.mmap | None = None) -> None:
+        """Without `memory` the count is this process's own, shared with processes forked later."""
+        self._word = memoryview(mmap.mmap(-1, 16) if memory is None else memory).cast("Q")
         self.awaited = True
 
     @property

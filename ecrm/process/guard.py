@@ -2,10 +2,11 @@
 
 ULFM learns within milliseconds of a process killed by a signal, but never of a process that exits
 by itself, throws or is stopped (measured, Open MPI 5.0.11). The process started by mpirun therefore
-stays behind as a guard of a few megabytes, and the rank runs as its child. When the child goes
-without having reported itself done, or stays stopped for too long, the guard kills the child and
-then itself, and mpirun tells all ranks. The guard does not wait until the system has taken the
-child's memory back (ecrm/process/lifeline.py).
+stays behind as a guard of a few megabytes, and the rank is another process, forked from the fork
+server of the host (ecrm/process/fork_server.py) or from the guard. When the rank goes without
+having reported itself done, or stays stopped for too long, the guard kills the rank and then
+itself, and mpirun tells all ranks. The guard does not wait until the system has taken the memory of
+the rank back (ecrm/process/lifeline.py).
 
 A stopped guard is killed by the other guards of its host, together with its rank. A guard also
 keeps a fenced rank from ever coming back. The guard ends the rank when mpirun is gone, or when the
@@ -17,23 +18,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import mmap
 import os
 import select
 import signal
 import sys
-import time
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn
 
 from ecrm.device.pulse import Pulse, Unanswered
 from ecrm.errors import Unrecoverable
 from ecrm.process.calls import Calls, Stuck
+from ecrm.process.fork_server import Born, Ends, Tether, join, send_order
 from ecrm.process.lifeline import Lifeline
-from ecrm.process.linux import when_parent_ends
 from ecrm.process.neighbours import AwakeClock, Neighbours, Standing
 from ecrm.process.preflight import say_once
 from ecrm.process.remote_agent import GUARD_PATIENCE
-from ecrm.process.startup import THE_START, Startup, died
+from ecrm.process.startup import NO_TORCH, THE_START, Startup, died
 
 MPIRUN_GOES = signal.SIGUSR1
 """The signal to a rank when mpirun itself was asked to end.
@@ -53,7 +55,7 @@ mpirun hands SIGUSR1 and SIGUSR2 on and waits for the ranks. After SIGINT or SIG
 the ranks.
 """
 
-_WATCHED = {signal.SIGCHLD, *_PASSED_ON}
+_WATCHED = {*_PASSED_ON}
 _DYING = 0
 """A value among the signal numbers: the rank has begun to die."""
 _POLL_SECONDS = 0.5
@@ -65,31 +67,45 @@ With scarce cores the other ranks then recover before the memory is back, not af
 """
 
 
+class Shared:
+    """Memory shared by a rank and its guard: the lifeline, the count of calls, the GPU's pulse."""
+
+    def __init__(self, memory: int, gpu_hang_seconds: float) -> None:
+        """`memory` is a file of at least BYTES bytes, of zeros at first."""
+        pages = [mmap.mmap(memory, PAGE, offset=number * PAGE) for number in range(PAGES)]
+        self.lifeline, self.calls = Lifeline(pages[0]), Calls(pages[1])
+        self.pulse = Pulse(gpu_hang_seconds, pages[2])
+
+
+PAGE, PAGES = mmap.PAGESIZE, 3
+
+
 class Guarded:
     """The rank's side of the guard: reports the rank's progress to the guard.
 
-    Call `loaded()` before MPI starts, `up()` as soon as MPI is up, and `done()` just before leaving
-    on purpose.
+    `guard` is the pid of the guard, and `tether` ends the rank with the guard. Call `loaded()`
+    before MPI starts, `up()` as soon as MPI is up, and `done()` just before leaving on purpose.
     """
 
-    def __init__(self, descriptor: int, calls: Calls, lifeline: Lifeline, pulse: Pulse) -> None:
-        self._descriptor, self._lifeline = descriptor, lifeline
-        self.calls, self.pulse = calls, pulse
-        lifeline.hold()
+    def __init__(self, ends: Ends, shared: Shared) -> None:
+        self._news, self.guard, self.tether = ends.news, ends.guard, Tether(ends.tether)
+        self._shared = shared  # the lock of the lifeline must stay mapped
+        self.calls, self.pulse = shared.calls, shared.pulse
+        shared.lifeline.hold()
 
     def loaded(self) -> None:
         """Report that this rank has torch, and starts MPI next."""
-        os.write(self._descriptor, b"l")
+        os.write(self._news, b"l")
 
     def up(self) -> None:
         """Report that the other ranks now learn of this rank's death from MPI."""
-        os.write(self._descriptor, b"u")
+        os.write(self._news, b"u")
 
-    def done(self) -> None:
-        """Report that this process may now exit with any code, without counting as dead."""
+    def done(self, code: int) -> None:
+        """Report that this process is about to exit with `code`, and does not count as dead."""
         # a broken pipe: mpirun has killed the guard
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._descriptor, b"d")
+            os.write(self._news, b"d%d" % code)
 
 
 class Parent:
@@ -123,44 +139,69 @@ def guard(
     start_seconds: float,
     stuck_seconds: float = 0.0,
     gpu_hang_seconds: float = 10.0,
+    load: Sequence[str] = (),
+    alike: str = "",
 ) -> Guarded:
-    """Fork: return in the child, which goes on as the rank; the guard itself never returns.
+    """Return in a process that goes on as the rank; the guard itself never returns.
 
-    The guard kills its child: if stopped (SIGSTOP) for `hang_seconds`; if outside of calls for
+    `load` are modules to import once for all ranks of this host, before the ranks are forked; ranks
+    with another `alike`, such as another config, are forked from another process.
+
+    The guard kills its rank: if stopped (SIGSTOP) for `hang_seconds`; if outside of calls for
     `stuck_seconds` after a first call, while calls are awaited (`Guarded.calls`), unless 0; if the
     `Parent` is lost; or if the GPU has not answered for `gpu_hang_seconds` (`Guarded.pulse`). The
-    guard also kills other guards of this host stopped for `hang_seconds`. When the child or another
+    guard also kills other guards of this host stopped for `hang_seconds`. When its rank or another
     rank of this host dies before MPI is up, or MPI is not up after `start_seconds`, the guard says
     so and ends with 3. Call before threads exist and before MPI starts.
     """
-    reading, writing = os.pipe()
-    mpirun, me, calls, lifeline = os.getppid(), os.getpid(), Calls(), Lifeline()
-    pulse = Pulse(gpu_hang_seconds)
+    mpirun = os.getppid()
     hold_signals()
-    child = os.fork()
-    if child == 0:
-        when_parent_ends(signal.SIGKILL)
-        if os.getppid() != me:
-            os._exit(1)  # the guard died before the line above
-        os.setpgid(0, 0)  # mpirun signals groups: only the guard must get the signal
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+    server = join(load, alike)
+    if isinstance(server, Ends):
+        return _as_rank(server, gpu_hang_seconds)
+    reading, writing = os.pipe()
+    tied, tie = os.pipe()
+    memory = os.memfd_create("ecrm-guard", os.MFD_CLOEXEC)
+    os.ftruncate(memory, PAGES * PAGE)
+    ends = Ends(os.getpid(), writing, tied, memory)
+    shared = Shared(memory, gpu_hang_seconds)
+    shared.lifeline.begin()
+    if server is not None:
+        send_order(server, ends)
+        rank = Born(server)
+    elif child := os.fork():
+        rank = Born.child(child)
+    else:
         os.close(reading)
-        return Guarded(writing, calls, lifeline, pulse)
-    os.close(writing)
+        os.close(tie)
+        return _as_rank(ends, gpu_hang_seconds)
+    for descriptor in (writing, tied, memory):
+        os.close(descriptor)
     os.set_blocking(reading, False)
     try:
         clock = AwakeClock(2 * _POLL_SECONDS)
-        stuck = Stuck(calls, stuck_seconds, clock)
+        stuck = Stuck(shared.calls, stuck_seconds, clock)
         startup = Startup(start_seconds, hang_seconds)
-        unanswered = Unanswered(pulse, clock)
+        unanswered = Unanswered(shared.pulse, clock)
         parent = Parent(mpirun, clock)
-        _watch(child, reading, lifeline, parent, hang_seconds, startup, stuck, unanswered, clock)
+        _watch(
+            rank, reading, shared.lifeline, parent, hang_seconds, startup, stuck, unanswered, clock
+        )
     except BaseException:
         with contextlib.suppress(OSError):
             traceback.print_exc()
-        with contextlib.suppress(OSError):
-            os.kill(child, signal.SIGKILL)
-        _leave(0, done=False)
+        rank.signal(signal.SIGKILL)
+        _leave(None)
+
+
+def _as_rank(ends: Ends, gpu_hang_seconds: float) -> Guarded:
+    """Go on as the rank of a guard."""
+    guarded = Guarded(ends, Shared(ends.memory, gpu_hang_seconds))
+    os.close(ends.memory)
+    guarded.tether.tie()
+    os.setpgid(0, 0)  # mpirun signals groups: only the guard must get the signal
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+    return guarded
 
 
 def _signals_as_bytes() -> tuple[int, int]:
@@ -180,7 +221,7 @@ def _signals_as_bytes() -> tuple[int, int]:
 
 
 def _watch(
-    child: int,
+    rank: Born,
     reading: int,
     lifeline: Lifeline,
     parent: Parent,
@@ -190,71 +231,80 @@ def _watch(
     unanswered: Unanswered,
     clock: AwakeClock,
 ) -> NoReturn:
-    stopped_since: float | None = None
     killed_at: float | None = None
-    rank = 0 if startup is None else startup.rank
-    neighbours = Neighbours(hang_seconds, clock=clock)
+    number_of_rank = 0 if startup is None else startup.rank
+    neighbours, standing = Neighbours(hang_seconds, clock=clock), Standing(clock)
     signals, wake = _signals_as_bytes()
     dying = False
     said, asked = b"", False  # asked: to stop, a reason for ranks to end
+    if rank.pid and startup is not None:
+        startup.born(rank.pid)
     while True:
-        select.select([signals], [], [], min(_POLL_SECONDS, hang_seconds / 4, parent.poll_seconds))
+        patience = min(_POLL_SECONDS, hang_seconds / 4, parent.poll_seconds)
+        select.select([signals, rank.fileno()], [], [], patience)
+        if rank.look() and startup is not None:
+            startup.born(rank.pid)
         for number in _read(signals):
             dying = dying or number == _DYING
             if number in _PASSED_ON:
-                os.kill(child, _PASSED_ON[signal.Signals(number)])
+                rank.signal(_PASSED_ON[signal.Signals(number)])
                 asked = True
         said += _read(reading)
         if b"l" in said and startup is not None:
             startup.loaded()
         if b"u" in said and startup is not None:
             startup = None
-            with contextlib.suppress(RuntimeError):  # without a thread waitpid tells, later
+            with contextlib.suppress(RuntimeError):  # without a thread the pidfd tells, later
                 lifeline.watch(functools.partial(os.write, wake, bytes([_DYING])))
-        while True:
-            pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
-            if pid == 0:
-                break
-            if os.WIFSTOPPED(status):
-                stopped_since = clock()
-            elif os.WIFCONTINUED(status):
-                stopped_since = None
-            else:
-                said += _read(reading)
-                if startup is not None and not {*b"ud"} & {*said} and not asked:
-                    _end_start(died(startup.rank), startup)
-                _leave(status, b"d" in said)
+        if rank.has_ended:
+            said += _read(reading)
+            if startup is not None and not {*b"ud"} & {*said} and not asked:
+                _end_start(NO_TORCH if rank.is_unborn else died(startup.rank), startup)
+            _leave(_code(said))
         if dying and b"d" not in said:
-            with contextlib.suppress(OSError):  # the child may be gone
-                # all threads of the child: any thread may end last
-                os.setpriority(os.PRIO_PGRP, child, _NICE)
-            _leave(0, done=False)
+            with contextlib.suppress(OSError):  # the rank may be gone
+                # all threads of the rank: any thread may end last
+                os.setpriority(os.PRIO_PGRP, rank.pid, _NICE)
+            _leave(None)
         if startup is None:
             neighbours.look()
         if startup is not None and (news := startup.news()) is not None:
             with contextlib.suppress(OSError):
                 print(news, flush=True)
         if startup is not None and (trouble := startup.trouble()) is not None:
-            os.kill(child, signal.SIGKILL)
-            _bury(child)
+            rank.signal(signal.SIGKILL)
+            _bury(rank)
             _end_start(trouble, startup, quietly=asked)
-        hung = stopped_since is not None and clock() - stopped_since > hang_seconds
+        hung = rank.pid != 0 and standing.seconds(rank.pid) > hang_seconds
         lost = parent.is_lost()
         silent = b"d" not in said and unanswered.look()
         if silent and killed_at is None:
             with contextlib.suppress(OSError):
-                print(_gpu_hangs(rank, unanswered.limit_seconds), file=sys.stderr, flush=True)
+                print(
+                    _gpu_hangs(number_of_rank, unanswered.limit_seconds),
+                    file=sys.stderr,
+                    flush=True,
+                )
         is_stuck = b"d" not in said and stuck.look()
         if is_stuck and killed_at is None:
             with contextlib.suppress(OSError):
-                print(_is_stuck(rank, stuck.seconds), file=sys.stderr, flush=True)
+                print(_is_stuck(number_of_rank, stuck.seconds), file=sys.stderr, flush=True)
         if lost or hung or silent or is_stuck:
             startup = None if lost else startup
-            os.kill(child, signal.SIGKILL)
+            rank.signal(signal.SIGKILL)
             killed_at = killed_at or clock()
-        if killed_at is not None and clock() - killed_at > _DYING_SECONDS:
-            # the child dies when its system call returns, and does nothing before
-            _leave(0, done=False)
+        # a rank asked to stop before its birth ends with its guard
+        if (asked and not rank.pid) or (
+            killed_at is not None and clock() - killed_at > _DYING_SECONDS
+        ):
+            # the rank dies when its system call returns, and does nothing before
+            _leave(None)
+
+
+def _code(said: bytes) -> int | None:
+    """The exit code announced by `Guarded.done`; `None` without an announcement."""
+    _, done, code = said.partition(b"d")
+    return int(code) if done else None
 
 
 def _is_stuck(rank: int, seconds: float) -> str:
@@ -273,11 +323,10 @@ def _gpu_hangs(rank: int, seconds: float) -> str:
     )
 
 
-def _bury(child: int) -> None:
-    """Wait for a killed child, but at most _DYING_SECONDS, since a system call may not return."""
-    deadline = time.monotonic() + _DYING_SECONDS
-    while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
+def _bury(rank: Born) -> None:
+    """Wait for a killed rank, but at most _DYING_SECONDS, since a system call may not return."""
+    if rank.pid:
+        select.select([rank], [], [], _DYING_SECONDS)
 
 
 def _end_start(trouble: str, startup: Startup, quietly: bool = False) -> NoReturn:
@@ -298,10 +347,10 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def _leave(status: int, done: bool) -> NoReturn:
-    """End like the child if the child was done, else by SIGKILL, noticed by all."""
-    if done and os.WIFEXITED(status):
-        os._exit(os.WEXITSTATUS(status))
+def _leave(code: int | None) -> NoReturn:
+    """End with the announced exit code of the rank, else by SIGKILL, noticed by all."""
+    if code is not None:
+        os._exit(code)
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")

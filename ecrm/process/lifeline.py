@@ -23,14 +23,18 @@ _ATTRIBUTES_BYTES = 64
 
 
 class Lifeline:
-    """The lock of a child process, made before the fork.
+    """The lock of a rank, in memory that guard and rank share.
 
-    The child calls `hold` at once. The parent calls `watch` after the child's `hold`.
+    The guard calls `begin` before the rank is there. The rank calls `hold` at once. The guard calls
+    `watch` after the rank's `hold`.
     """
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)  # shared with a child
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
         self._lock = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)))
+
+    def begin(self) -> None:
+        """Make the lock."""
         attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
         self._call("pthread_mutexattr_init", attributes)
         self._call("pthread_mutexattr_setpshared", attributes, _PROCESS_SHARED)
@@ -38,7 +42,7 @@ class Lifeline:
         self._call("pthread_mutex_init", self._lock, attributes)
 
     def hold(self) -> None:
-        """Lock, in the main thread of the child; never unlocked."""
+        """Lock, in the main thread of the rank; never unlocked."""
         self._call("pthread_mutex_lock", self._lock)
 
     def watch(self, tell: Callable[[], object]) -> None:

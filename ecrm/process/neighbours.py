@@ -27,11 +27,13 @@ LOADED = "loaded-"
 class Note:
     """A guard's process, and its start time.
 
-    `began` tells the process from a later process with the same pid.
+    `began` tells the process from a later process with the same pid. `rank` is the pid of the
+    process under guard, 0 before its birth.
     """
 
     pid: int
     began: str
+    rank: int = 0
 
 
 class Noticeboard:
@@ -45,13 +47,13 @@ class Noticeboard:
             Path(environ.get(JOB_FOLDER, "/nonexistent")) / f"ecrm-{who}-{environ.get(JOB, '')}"
         )
 
-    def put(self, rank: int, pid: int) -> None:
-        """Leave the note of a rank's guard."""
+    def put(self, rank: int, pid: int, of_rank: int = 0) -> None:
+        """Leave the note of a rank's guard; `of_rank` is the pid of the rank, 0 if not known."""
         # without a folder: no mpirun, or mpirun's daemon is not on this host
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
             draft = self._folder / f".{rank}"
-            draft.write_text(f"{pid} {_stat(pid)[1]}")
+            draft.write_text(f"{pid} {_stat(pid)[1]} {of_rank}")
             draft.rename(self._folder / str(rank))
 
     def put_loaded(self, rank: int) -> None:
@@ -71,8 +73,8 @@ class Noticeboard:
         with contextlib.suppress(OSError):
             for name in os.listdir(self._folder):
                 if name.isdigit():
-                    pid, began = (self._folder / name).read_text().split()
-                    notes[int(name)] = Note(int(pid), began)
+                    pid, began, of_rank = (self._folder / name).read_text().split()
+                    notes[int(name)] = Note(int(pid), began, int(of_rank))
         return notes
 
     def living(self) -> set[int]:
@@ -161,7 +163,8 @@ class Neighbours:
             if letter != "T":
                 return
             if self._standing.seconds(note.pid) >= self._hang_seconds:
-                for pid in (*_children(note.pid), note.pid):
+                others = [note.rank] if note.rank else _children(note.pid)
+                for pid in (*others, note.pid):
                     with contextlib.suppress(OSError):
                         self._kill(pid, signal.SIGKILL)
 
@@ -190,11 +193,7 @@ def _turns(pid: int) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    """The child processes of a guard or a client.
-
-    The child of a guard is the rank, which outlives the guard once asked to stop; the child of a
-    client is the client's starter.
-    """
+    """The child processes of a client: its starter."""
     with contextlib.suppress(OSError):
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []

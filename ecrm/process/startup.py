@@ -57,6 +57,10 @@ class Startup:
         self._of_all = "" if environ.get(SIZE) == environ.get(LOCAL_SIZE) else " of this host"
         self._wait, self._wait_began, self._tell_after = "", self._began, PATIENCE_SECONDS
 
+    def born(self, pid: int) -> None:
+        """Note the process of this rank."""
+        self._noticeboard.put(self.rank, os.getpid(), pid)
+
     def loaded(self) -> None:
         """Note that this rank has torch, and starts MPI next."""
         if not self._has_torch:
@@ -132,26 +136,33 @@ class Startup:
         return {rank: note.pid for rank, note in self._noticeboard.notes().items()}
 
 
+NO_TORCH = "the process that loads torch died before MPI was up: start the run again"
+
+
 def died(rank: int) -> str:
     """The message about a death during the start."""
     return f"rank {rank} died before MPI was up: start the run again"
 
 
-def _state(pid: int | None) -> str:
-    """The state of a process: there, stopped or gone."""
+def _state(pid: int | None, parent: int | None = None) -> str:
+    """The state of a process: there, stopped or gone; gone for a child of another `parent`."""
     try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        letter, its = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:
+        return "gone"
+    if parent not in (None, int(its)):
         return "gone"
     return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(letter, "there")
 
 
 def _ranks_running(job: str) -> dict[int, int]:
-    """{rank: pid} of this host's processes started by mpirun as ranks of a job.
+    """{rank: pid} of the guards of a job, children of the same process as this guard.
 
-    The processes are found by their environment.
+    The guards are found by their environment. A rank forked from a fork server has the environment
+    of another rank's guard.
     """
     ranks: dict[int, int] = {}
+    mpirun = os.getppid()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
@@ -160,6 +171,6 @@ def _ranks_running(job: str) -> dict[int, int]:
                 continue
             if f"{JOB}={job}".encode() in words:
                 rank = next((word for word in words if word.startswith(f"{RANK}=".encode())), None)
-                if rank is not None and _state(int(entry)) != "gone":
+                if rank is not None and _state(int(entry), mpirun) != "gone":
                     ranks.setdefault(int(rank.partition(b"=")[2]), int(entry))
     return ranks

@@ -5,8 +5,8 @@ doing, and a thread reads the pipe. A handler in Python alone would run only aft
 present MPI call. No signal is blocked: processes started by a script would inherit the block, and
 SIGTERM could not stop the processes. A handler set by a script runs, too.
 
-The same thread dies with the guard. A rank asked to stop outlives its guard: Open MPI 5.0.11
-SIGKILLs its children 0.25 s after SIGTERM, and has no option for a longer time (measured).
+A rank dies with its guard, but a rank asked to stop outlives its guard: Open MPI 5.0.11 SIGKILLs
+its children 0.25 s after SIGTERM, and has no option for a longer time (measured).
 `ecrm.process.orphaned` has the other means to go on without mpirun.
 """
 
@@ -20,8 +20,8 @@ import threading
 import time
 
 from ecrm.process import orphaned
+from ecrm.process.fork_server import Tether
 from ecrm.process.guard import MPIRUN_GOES
-from ecrm.process.linux import when_parent_ends
 
 REQUESTS = {signal.SIGINT, signal.SIGTERM, MPIRUN_GOES}
 LEAVE_SECONDS = 20
@@ -36,15 +36,16 @@ _POLL_SECONDS = 0.1
 class StopSignals:
     """Remembers a signal asking this rank to stop; to be made before other threads exist.
 
+    `guard` is the pid of the guard, and `tether` ends this rank with the guard until a request.
+
     `received` is the first SIGINT or SIGTERM, `None` before; SIGTERM also stands for a first
     MPIRUN_GOES. `orphaned` is whether mpirun got the signal itself, and is soon gone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: int, tether: Tether) -> None:
         self.received: signal.Signals | None = None
         self.orphaned = False
-        self._guard = os.getppid()
-        self._watching = threading.Event()
+        self._guard, self._tether = guard, tether
         self._pipe, writing = os.pipe()
         os.set_blocking(writing, False)
         _writing.append(writing)
@@ -57,18 +58,14 @@ class StopSignals:
             after_in_child=_as_without,
         )
         threading.Thread(target=self._watch, name="stop signals", daemon=True).start()
-        self._watching.wait()
-        when_parent_ends(0)  # for the main thread; the watching thread now dies with the guard
 
     def _watch(self) -> None:
-        when_parent_ends(signal.SIGKILL)
-        self._watching.set()
         came = self._next(wait=True)
-        when_parent_ends(0)
+        self._tether.untie()
         if MPIRUN_GOES in came:
             self._become_orphaned()
         self.received = next((number for number in came if number != MPIRUN_GOES), signal.SIGTERM)
-        while not self.orphaned and os.getppid() == self._guard:
+        while not self.orphaned and not self._tether.is_broken:
             if MPIRUN_GOES in self._next(wait=False):
                 self._become_orphaned()
             time.sleep(_POLL_SECONDS)

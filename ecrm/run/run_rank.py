@@ -73,7 +73,7 @@ def run_rank(
         sys.stderr.flush()
     if stop.orphaned:
         leave_no_memory()
-    guarded.done()
+    guarded.done(code)
     take_leave(code, 0 if transport is None else transport.rank)
     os._exit(code)
 

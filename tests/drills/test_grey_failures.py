@@ -17,7 +17,7 @@ import pytest
 
 from ecrm.process.linux import session_members
 from support.core_dumps import mappings, why_no_core_files
-from support.drilling import RUN_SECONDS, is_running, launch
+from support.drilling import RUN_SECONDS, guard_of, is_running, launch
 from support.grey_failures import (
     HANG_SECONDS,
     ended,
@@ -34,10 +34,6 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def _guard_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 @pytest.mark.parametrize("rank_too", [True, False])
 def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(
     tmp_path, criteo_rows, undisturbed_long, rank_too
@@ -46,7 +42,7 @@ def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(
     folder = tmp_path / "run"
     process = started(folder, criteo_rows, "cluster.hang_seconds=1.0")
     rank = next(rank["pid"] for rank in ranks_of(folder) if rank["shards"] == [1])
-    guard = _guard_of(rank)
+    guard = guard_of(rank)
     os.kill(guard, signal.SIGSTOP)
     if rank_too:
         os.kill(rank, signal.SIGSTOP)
@@ -100,7 +96,7 @@ def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbe
     process = started(folder, criteo_rows, "cluster.hang_seconds=5.0")
     stopped = next(rank["pid"] for rank in ranks_of(folder) if rank["shards"] == [1])
     for number in (signal.SIGSTOP, signal.SIGCONT):
-        for pid in (_guard_of(stopped), stopped):
+        for pid in (guard_of(stopped), stopped):
             os.kill(pid, number)
         time.sleep(1.0)
     run = finished(process, folder)

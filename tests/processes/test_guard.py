@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from ecrm.process.neighbours import JOB, RANK
+from ecrm.process.preflight import JOB_FOLDER
 from support.drilling import is_dying, is_running, niceness
 
 # The rank prints its pid, notes SIGINT and ends with 7 when it is told to.
@@ -19,20 +21,21 @@ import os, signal, sys, time
 from ecrm.process.guard import guard, hold_signals
 {before}
 hold_signals()
-guarded = guard({hang}, 100.0, {stuck}, {gpu_hang})
+guarded = guard({hang}, 100.0, {stuck}, {gpu_hang}, load=("json",))
 signal.signal(signal.SIGINT, lambda *_: print("asked", flush=True))
 guarded.up()
 print(os.getpid(), flush=True)
 {after}
 sys.stdin.readline()
-guarded.done()
+guarded.done(7)
 os._exit(7)
 """
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., tuple[subprocess.Popen, int]]]:
+@pytest.fixture(params=["forked by a server", "forked by the guard"])
+def start(request, tmp_path) -> Iterator[Callable[..., tuple[subprocess.Popen, int]]]:
     guards = []
+    job = {JOB_FOLDER: str(tmp_path), RANK: "0"} if request.param == "forked by a server" else {}
 
     def begin(
         before: str = "",
@@ -53,6 +56,7 @@ def start() -> Iterator[Callable[..., tuple[subprocess.Popen, int]]]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                env={**os.environ, **job, JOB: f"job {len(guards)}"},
             )
         )
         return guards[-1], int(guards[-1].stdout.readline())

@@ -117,6 +117,6 @@ def test_a_later_process_with_the_same_pid_is_left_alone(tmp_path, guard):
     looking = Looking(tmp_path)
     looking.board.put(1, guard.pid)
     note = next(tmp_path.glob("*/1"))
-    note.write_text(f"{guard.pid} 1")
+    note.write_text(f"{guard.pid} 1 0")
     stop(guard)
     assert looking.at(0.0) == looking.at(100.0) == []

@@ -13,9 +13,14 @@ from support.drilling import is_running
 PROGRAM = """
 import os, signal, sys, time
 from ecrm.process import stop_signals as stop
+from ecrm.process.fork_server import Tether
 stop.LEAVE_SECONDS = 1
+tied, held = os.pipe()
 if (rank := os.fork()) == 0:
-    signals = stop.StopSignals()
+    os.close(held)
+    tether = Tether(tied)
+    tether.tie()
+    signals = stop.StopSignals(os.getppid(), tether)
     os.kill(os.getpid(), signal.SIGINT)
     while signals.received is None:
         time.sleep(0.01)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ecrm.launch.supervise import session_base
 from ecrm.process.linux import session_members
+from ecrm.process.neighbours import Noticeboard
 from ecrm.run.events import check_event
 from ecrm.run.files import check_summary, undescribed
 
@@ -111,6 +112,18 @@ def mpirun_line(
     )
     assert done.returncode == 0, done.stderr
     return shlex.split(done.stdout, comments=True)
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """The variables with which a process began; those of a forked rank are of its host's server."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(os.fsdecode(word).split("=", 1) for word in words if b"=" in word)
+
+
+def guard_of(rank: int) -> int:
+    """The guard of a rank, by their pids."""
+    notes = Noticeboard(environ_of(rank)).notes().values()
+    return next(note.pid for note in notes if note.rank == rank)
 
 
 class Mpirun:

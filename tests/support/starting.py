@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from support.drilling import RUN_SECONDS, Mpirun, mpirun_line
+from ecrm.process.neighbours import RANK, Noticeboard
+from ecrm.process.orphaned import parent_of
+from support.drilling import RUN_SECONDS, Mpirun, environ_of, mpirun_line
 from support.paths import PROGRAMS
 
 WITHIN_SECONDS = 10.0
@@ -32,26 +35,40 @@ class Start(Mpirun):
         self.folder = folder
 
     def ranks(self, rank: int) -> list[int]:
-        """A rank's two processes: the one started by mpirun, which is the guard, and its child."""
-        found = []
+        """A rank's two processes: the one started by mpirun, which is the guard, and the rank."""
         for pid in self.members:
-            try:
-                words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if f"PMIX_RANK={rank}".encode() in words:
-                found.append((parent != self.process.pid, pid))
-        return [pid for _, pid in sorted(found)]
+            with contextlib.suppress(OSError):
+                environ = environ_of(pid)
+                if parent_of(pid) == self.process.pid and environ.get(RANK) == str(rank):
+                    note = Noticeboard(environ).notes().get(rank)
+                    return [pid, note.rank] if note and note.rank else [pid]
+        return []
+
+    def server(self) -> int | None:
+        """The process from which ranks are forked, once torch is being loaded there."""
+        for pid in self.members:
+            with contextlib.suppress(OSError):
+                is_child_of_guard = parent_of(parent_of(pid)) == self.process.pid
+                if is_child_of_guard and has_mapped(pid, "libtorch_cpu"):
+                    return pid
+        return None
 
     def wait_for(self, instant: Callable[[list[int]], int | None]) -> int:
         """The process of rank 1 that `instant` picks, as soon as it picks one."""
+        return self.wait(lambda: instant(self.ranks(1)))
+
+    @staticmethod
+    def wait(find: Callable[[], int | None]) -> int:
+        """The process that `find` finds, as soon as it finds one."""
         deadline = time.monotonic() + RUN_SECONDS
         while time.monotonic() < deadline:
-            pid = instant(self.ranks(1))
-            if pid is not None:
+            if (pid := find()) is not None:
                 return pid
-        raise AssertionError("rank 1 did not come so far")
+        raise AssertionError("the start did not come so far")
+
+
+def has_mapped(pid: int, library: str) -> bool:
+    return library in Path(f"/proc/{pid}/maps").read_text()
 
 
 def first_process(pids: list[int]) -> int | None:

@@ -9,9 +9,9 @@ import ecrm.process.guard as guards
 guard = guards.guard
 
 
-def guard_and_wait(*arguments: object) -> object:
+def guard_and_wait(*arguments: object, **named: object) -> object:
     """As `guard`, but on rank 2 the child goes no further."""
-    guarded = guard(*arguments)
+    guarded = guard(*arguments, **named)
     if os.environ["OMPI_COMM_WORLD_RANK"] == "2":
         time.sleep(600)
     return guarded

@@ -39,9 +39,7 @@ def end() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used, used))
         torch.ones(1 << 30)
     if how == "ask mpirun":
-        from ecrm.process.orphaned import parent_of
-
-        os.kill(parent_of(os.getppid()), signal.SIGTERM)
+        os.kill(os.getsid(0), signal.SIGTERM)
         time.sleep(3.0)
     if how.startswith("compute"):
         until = time.monotonic() + float(how.split()[1])
@@ -83,6 +81,7 @@ if arguments[0] == "launch":
     run.mpirun_line = line
 elif how == "bad disk":
     if os.environ["OMPI_COMM_WORLD_RANK"] == "4":  # a trainer
+        os.environ["ECRM_TEST_HOW"] = how  # a rank with a variable of its own is forked apart
         from ecrm.data.dataset import CriteoDataset
         from ecrm.errors import DataError
 
@@ -100,6 +99,7 @@ elif how.startswith("set "):
     if os.environ["OMPI_COMM_WORLD_RANK"] == rank:
         arguments += [word for one in how.split()[1:] for word in ("--set", one)]
 elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
+    os.environ["ECRM_TEST_HOW"] = how
     from ecrm.engine.engine import Engine
 
     if how == "before the first step":
