@@ -79,28 +79,35 @@ class Ledger:
         mine = transport.rank
         flags = self.asks, self.doubts, self.state_lost, mine in self.dense
         numbers = torch.tensor(
-            [self.commits, self.begun, *flags, self.replays, self.in_vain, self.seals]
+            [
+                self.commits,
+                self.begun,
+                *flags,
+                self.replays,
+                self.in_vain,
+                self.seals,
+                self.view.epoch,
+            ]
         )
         ended = {rank: fault.to_json() for rank, fault in self.faults.items()}
         words = json.dumps(
             [self.noticed, ended, self.why.get(mine, ""), self.refusals.get(mine, "")]
         )
-        shared = transport.share(
-            [numbers, _to_bytes(self.view.to_json()), _to_bytes(words), *self.told.get(mine, ())]
-        )
-        # until the agreement, survivors may hold different ledgers
-        if not transport.agree(True):
-            raise PeerFailure("a rank died in recovery")
+        shared = transport.share([numbers, _to_bytes(words), *self.told.get(mine, ())])
+        _agree(transport)  # until then, survivors may hold different ledgers
+        heard = {rank: _said(parts) for rank, parts in sorted(shared.items())}
+        epochs = {rank: numbers_said[-1] for rank, (numbers_said, *_) in heard.items()}
+        newest = self._newest_view(transport, epochs)
         said = []
-        for rank, parts in sorted(shared.items()):
-            numbers_said, view, reasons, told = _said(parts)
-            commits, begun, asks, doubts, state_lost, holds, replays, in_vain, seals = numbers_said
+        for rank, (numbers_said, reasons, told) in heard.items():
+            commits, begun, asks, doubts, state_lost, holds, *rest = numbers_said
+            replays, in_vain, seals, _ = rest
             noticed, ended, *texts = json.loads(reasons)
             why, refusal = ({rank: text} if text else {} for text in texts)
             said.append(
                 Ledger(
                     commits,
-                    View.from_json(view),
+                    newest,
                     begun,
                     bool(asks),
                     bool(doubts),
@@ -116,14 +123,16 @@ class Ledger:
                     seals,
                 )
             )
-        replayed = {(ledger.replays, ledger.view.epoch) for ledger in said}
+        replayed = {
+            (ledger.replays, epoch) for ledger, epoch in zip(said, epochs.values(), strict=True)
+        }
         commits, seen = max(ledger.commits for ledger in said), any(ledger.why for ledger in said)
         noticed = Counter(ledger.noticed for ledger in said if ledger.why or not seen).most_common(
             1
         )[0][0]
         return Ledger(
             commits,
-            max((ledger.view for ledger in said), key=lambda view: view.epoch),
+            newest,
             max(ledger.begun for ledger in said if ledger.commits == commits),
             any(ledger.asks for ledger in said),
             any(ledger.doubts for ledger in said),
@@ -139,11 +148,32 @@ class Ledger:
             max(ledger.seals for ledger in said),
         )
 
+    def _newest_view(self, transport: Transport, epochs: Mapping[int, int]) -> View:
+        """Collective: the view of the newest of `epochs`, by rank.
 
-def _said(parts: Sequence[Received]) -> tuple[list[int], str, str, Sequence[Received]]:
-    """The parts shared by a rank: numbers, view, words, and requests of slots."""
-    numbers, view, words = tensors(parts[:3])
-    return numbers.tolist(), _from_bytes(view), _from_bytes(words), parts[3:]
+        Views of one epoch are equal. So a view, 24 KB for a thousand ranks, is shared only with
+        ranks that have missed a recovery.
+        """
+        newest = max(epochs.values())
+        if all(epoch == newest for epoch in epochs.values()):
+            return self.view
+        first = min(rank for rank, epoch in epochs.items() if epoch == newest)
+        text = self.view.to_json() if transport.rank == first else ""
+        shared = transport.share([_to_bytes(text)])
+        _agree(transport)
+        return View.from_json(_from_bytes(tensors(shared[first])[0]))
+
+
+def _agree(transport: Transport) -> None:
+    """Collective: raise PeerFailure if a rank has died since the last call."""
+    if not transport.agree(True):
+        raise PeerFailure("a rank died in recovery")
+
+
+def _said(parts: Sequence[Received]) -> tuple[list[int], str, Sequence[Received]]:
+    """The parts shared by a rank: numbers, words, and requests of slots."""
+    numbers, words = tensors(parts[:2])
+    return numbers.tolist(), _from_bytes(words), parts[2:]
 
 
 def _to_bytes(text: str) -> Tensor:

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ecrm.placement.stripes import StripeShape
@@ -40,6 +41,11 @@ class View:
 
     def slots_of(self, rank: int) -> tuple[int, ...]:
         return tuple(slot for slot, host in enumerate(self.slots) if host == rank)
+
+    @cached_property
+    def live_set(self) -> frozenset[int]:
+        """The live ranks."""
+        return frozenset(self.live)
 
     @property
     def spares(self) -> tuple[int, ...]:
@@ -82,7 +88,8 @@ def dense_holders(view: View, replicas: int) -> tuple[int, ...]:
 def conflicts(shard: int, rank: int, view: View, shape: StripeShape) -> int:
     """Number of shards of live ranks in `rank`'s failure domain sharing a stripe with `shard`."""
     return sum(
-        view.domains[view.shards[other]] == view.domains[rank] and view.shards[other] in view.live
+        view.domains[view.shards[other]] == view.domains[rank]
+        and view.shards[other] in view.live_set
         for other in shape.sharing_a_stripe(shard)
     )
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import heapq
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ecrm.base.wording import named
 from ecrm.errors import Unrecoverable
 from ecrm.placement.stripes import StripeShape
-from ecrm.placement.view import View, conflicts, dense_holders
+from ecrm.placement.view import View, dense_holders
 
 MOST_TRIES = 5_000
-"""Placements of a shard tried by `least_conflicts`, before the best found is taken."""
+"""Placements of a shard tried by `least_conflicts` for up to FEW shards, before the best is taken.
+
+For more shards the number of tries is smaller in proportion: the time stays the same.
+"""
+FEW = 8
 
 
 def plan_recovery(
@@ -81,18 +86,69 @@ def _handed_on(
     hosts = least_conflicts(after, movable, shape)
     if hosts != after.shards:
         after = _spares_take_over(replace(view, shards=hosts), view, gone, shape)
-    for slot, host in enumerate(after.slots):
-        if host in gone:
-            load = Counter(h for h in after.slots if h in live)
-            trainers = [rank for rank in live if load[rank]] or list(live)
-            after = replace(
-                after, slots=_with(after.slots, slot, min(trainers, key=lambda r: (load[r], r)))
-            )
+    slots = _slots_handed_on(after.slots, set(gone), live)
+    after = replace(after, slots=slots)
     return replace(after, dense=dense_holders(after, dense_replicas))
 
 
-def _servers_first(view: View, gone: Iterable[int]) -> list[int]:
-    return sorted(gone, key=lambda rank: (not view.shards_of(rank), rank))
+def _slots_handed_on(
+    slots: tuple[int, ...], gone: set[int], live: Sequence[int]
+) -> tuple[int, ...]:
+    """Hosts of the slots: a slot of a `gone` rank goes to the trainer with the fewest slots.
+
+    Without any trainer left, all slots go to the lowest live rank.
+    """
+    load = Counter(host for host in slots if host not in gone)
+    trainers = [(count, rank) for rank, count in load.items()] or [(0, min(live))]
+    heapq.heapify(trainers)
+    after = list(slots)
+    for slot, host in enumerate(slots):
+        if host in gone:
+            count, heir = trainers[0]
+            after[slot] = heir
+            heapq.heapreplace(trainers, (count + 1, heir))
+    return tuple(after)
+
+
+class _Load:
+    """The number of shards and slots of live ranks, and the rank to choose in each domain.
+
+    A rank with fewer shards comes first, then with fewer slots, then the lowest.
+    """
+
+    def __init__(self, view: View, shards: Iterable[int], slots: Iterable[int]) -> None:
+        self._shards, self._slots = Counter(shards), Counter(slots)
+        self._domains = view.domains
+        self._ranks: dict[int, list[int]] = defaultdict(list)
+        for rank in view.live:
+            self._ranks[view.domains[rank]].append(rank)
+        self.least = {domain: self._least(domain) for domain in self._ranks}
+        """By domain: (number of shards, number of slots, rank) of the rank to choose."""
+
+    def of(self, rank: int) -> tuple[int, int, int]:
+        """Number of shards, number of slots, and the rank."""
+        return self._shards[rank], self._slots[rank], rank
+
+    def add(self, rank: int, shards: int = 1) -> None:
+        """Count further shards of a rank."""
+        self._shards[rank] += shards
+        domain = self._domains[rank]
+        self.least[domain] = self._least(domain)
+
+    def _least(self, domain: int) -> tuple[int, int, int]:
+        return min(map(self.of, self._ranks[domain]))
+
+
+def _hosted(hosts: Iterable[int]) -> dict[int, list[int]]:
+    """The numbers of shards, or of slots, by host, ascending."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for number, host in enumerate(hosts):
+        found[host].append(number)
+    return found
+
+
+def _servers_first(gone: Iterable[int], shards: dict[int, list[int]]) -> list[int]:
+    return sorted(gone, key=lambda rank: (rank not in shards, rank))
 
 
 def _one_by_one(view: View, gone: list[int], shape: StripeShape) -> View:
@@ -101,21 +157,39 @@ def _one_by_one(view: View, gone: list[int], shape: StripeShape) -> View:
     Every remaining shard goes in turn to the rank with the fewest stripe conflicts.
     """
     after, spares = view, list(view.spares)
-    for rank in _servers_first(view, gone):
-        if spares and (view.shards_of(rank) or view.slots_of(rank)):
-            heir = min(
-                spares,
-                key=lambda spare: (_conflicts_of_heir(after, view, rank, spare, shape), spare),
+    shards, slots = _hosted(view.shards), _hosted(view.slots)
+    for rank in _servers_first(gone, shards):
+        if spares and (rank in shards or rank in slots):
+            # the conflicts are the same for all spares of a domain
+            first = {after.domains[spare]: spare for spare in sorted(spares, reverse=True)}
+            met, heir = min(
+                (_conflicts_of_heir(after, shards.get(rank, ()), spare, (), shape), spare)
+                for spare in first.values()
             )
-            if not _conflicts_of_heir(after, view, rank, heir, shape):
+            if not met:
                 spares.remove(heir)
                 after = _moved(after, view, rank, heir)
+    return _adopted(after, set(gone), shape)
+
+
+def _adopted(view: View, gone: set[int], shape: StripeShape) -> View:
+    """`view` with every shard of a `gone` rank on the live rank with the fewest stripe conflicts.
+
+    Of ranks with equally few: the rank with the fewest shards, then slots, then the lowest.
+    """
+    hosts = list(view.shards)
+    load = _Load(view, hosts, view.slots)
     for shard, host in enumerate(view.shards):
-        if host in gone and after.shards[shard] in gone:
-            after = replace(
-                after, shards=_with(after.shards, shard, _shard_heir(shard, after, shape))
+        if host in gone:
+            met = Counter(
+                view.domains[hosts[other]]
+                for other in shape.sharing_a_stripe(shard)
+                if hosts[other] not in gone
             )
-    return after
+            *_, heir = min((met[domain], *least) for domain, least in load.least.items())
+            hosts[shard] = heir
+            load.add(heir)
+    return replace(view, shards=tuple(hosts))
 
 
 def _spares_take_over(after: View, view: View, gone: list[int], shape: StripeShape) -> View:
@@ -123,26 +197,32 @@ def _spares_take_over(after: View, view: View, gone: list[int], shape: StripeSha
 
     Only if stripe members stay apart. In `after` all shards have found hosts.
     """
-
-    def heirs_of(shards: Iterable[int]) -> set[int]:
-        return {view.shards[shard] for shard in shards}
-
-    for rank in _servers_first(view, gone):
-        shards, slots = view.shards_of(rank), view.slots_of(rank)
+    shards_before, slots_before = _hosted(view.shards), _hosted(view.slots)
+    spares_before = set(view.spares)
+    shards_now, slots_now = _hosted(after.shards), _hosted(after.slots)
+    for rank in _servers_first(gone, shards_before):
+        shards = shards_before.get(rank, [])
+        if not shards and rank not in slots_before:
+            continue
         heirs = {after.shards[shard] for shard in shards}
         own = [
             heir
-            for heir in sorted(heirs.intersection(view.spares))
-            if not after.slots_of(heir) and heirs_of(after.shards_of(heir)) == {rank}
+            for heir in sorted(heirs & spares_before)
+            if heir not in slots_now and {view.shards[one] for one in shards_now[heir]} == {rank}
         ]
         if len(heirs) > 1 or not own:
             own += after.spares
         heir = next(
-            (spare for spare in own if not _conflicts_of_heir(after, view, rank, spare, shape)),
+            (
+                spare
+                for spare in own
+                if not _conflicts_of_heir(after, shards, spare, shards_now.get(spare, ()), shape)
+            ),
             None,
         )
-        if heir is not None and (shards or slots):
+        if heir is not None:
             after = _moved(after, view, rank, heir)
+            shards_now, slots_now = _hosted(after.shards), _hosted(after.slots)
     return after
 
 
@@ -156,51 +236,52 @@ def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> t
     found.
     """
     near = {shard: shape.sharing_a_stripe(shard) for shard in movable}
-    hosts: list[int | None] = list(view.shards)
     best, best_hosts = _pairs(movable, near, view.shards, view), view.shards
-    tries = 0
-    shards_of, slots_of = (
-        Counter(host for shard, host in enumerate(hosts) if shard not in near),
-        Counter(view.slots),
-    )
-    for shard in movable:
-        hosts[shard] = None
+    if not best:
+        return best_hosts
+    domains, hosts = view.domains, list(view.shards)
+    live = set(view.live)
+    load = _Load(view, (host for shard, host in enumerate(hosts) if shard not in near), view.slots)
+    # by shard still to be placed: the number of shards sharing a stripe with it, by domain
+    meets = {
+        shard: Counter(domains[hosts[other]] for other in others if other not in near)
+        for shard, others in near.items()
+    }
+    left, tries = set(movable), MOST_TRIES * FEW // max(FEW, len(movable))
 
-    def around(shard: int) -> Counter[int]:
-        """Number of hosted shards sharing a stripe with the shard, by failure domain."""
-        return Counter(
-            view.domains[host] for other in near[shard] if (host := hosts[other]) is not None
-        )
+    def choices(shard: int) -> list[tuple[int, bool, int, int, int]]:
+        """The best rank of each domain, best first: no other rank of the domain is better."""
+        met, present = meets[shard], view.shards[shard]
+        costs = {domain: (met[domain], True, *least) for domain, least in load.least.items()}
+        if present in live:
+            costs[domains[present]] = (met[domains[present]], False, *load.of(present))
+        return sorted(costs.values())
 
-    def place(left: frozenset[int], pairs: int) -> None:
+    def place(pairs: int) -> None:
         nonlocal tries, best, best_hosts
         if not left:
-            best, best_hosts = pairs, tuple(host for host in hosts if host is not None)
+            best, best_hosts = pairs, tuple(hosts)
             return
-        meets = {shard: around(shard) for shard in left}
-        shard = max(left, key=lambda s: (len(meets[s]), -s))
-        # the best rank by failure domain: no other rank of the domain is better
-        best_of: dict[int, tuple[int, bool, int, int, int]] = {}
-        for rank in view.live:
-            domain = view.domains[rank]
-            cost = (
-                meets[shard][domain],
-                rank != view.shards[shard],
-                shards_of[rank],
-                slots_of[rank],
-                rank,
-            )
-            best_of[domain] = min(cost, best_of.get(domain, cost))
-        for more, *_, rank in sorted(best_of.values()):
-            if pairs + more >= best or tries >= MOST_TRIES:
-                return
-            tries += 1
-            hosts[shard], shards_of[rank] = rank, shards_of[rank] + 1
-            place(left - {shard}, pairs + more)
-            hosts[shard], shards_of[rank] = None, shards_of[rank] - 1
+        shard = max(left, key=lambda each: (len(meets[each]), -each))
+        left.remove(shard)
+        others = [meets[other] for other in near[shard] if other in left]
+        for more, *_, rank in choices(shard):
+            if pairs + more >= best or not tries:
+                break
+            tries -= 1
+            hosts[shard], domain = rank, domains[rank]
+            load.add(rank)
+            for met in others:
+                met[domain] += 1
+            place(pairs + more)
+            for met in others:
+                met[domain] -= 1
+                if not met[domain]:
+                    del met[domain]
+            load.add(rank, -1)
+        left.add(shard)
 
-    if best:
-        place(frozenset(movable), 0)
+    place(0)
     return best_hosts
 
 
@@ -230,25 +311,14 @@ def _moved(after: View, view: View, rank: int, heir: int) -> View:
     )
 
 
-def _with(hosts: tuple[int, ...], number: int, host: int) -> tuple[int, ...]:
-    return (*hosts[:number], host, *hosts[number + 1 :])
-
-
-def _conflicts_of_heir(after: View, view: View, rank: int, heir: int, shape: StripeShape) -> int:
-    """Stripe conflicts of the shards of `heir`, after `heir` took all roles of `rank` in `view`."""
-    moved = _moved(after, view, rank, heir)
-    return sum(conflicts(shard, heir, moved, shape) for shard in moved.shards_of(heir))
-
-
-def _shard_heir(shard: int, view: View, shape: StripeShape) -> int:
-    """Live rank to adopt a shard: fewest stripe conflicts, then shards, then slots, lowest rank."""
-
-    def cost(rank: int) -> tuple[int, int, int, int]:
-        return (
-            conflicts(shard, rank, view, shape),
-            view.shards.count(rank),
-            view.slots.count(rank),
-            rank,
-        )
-
-    return min(view.live, key=cost)
+def _conflicts_of_heir(
+    view: View, moved: Sequence[int], heir: int, own: Sequence[int], shape: StripeShape
+) -> int:
+    """Stripe conflicts of the shards of `heir`, with the `moved` shards besides its `own`."""
+    domains, live, mine = view.domains, view.live_set, {*moved, *own}
+    return sum(
+        other in mine
+        or (domains[view.shards[other]] == domains[heir] and view.shards[other] in live)
+        for shard in mine
+        for other in shape.sharing_a_stripe(shard)
+    )

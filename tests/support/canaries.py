@@ -188,7 +188,11 @@ def _healthy_shard_moved(patch):
 
 
 def _first_heir(patch):
-    patch.setattr(recovery_module, "_shard_heir", lambda shard, view, shape: view.live[0])
+    def adopted(view, gone, shape):
+        hosts = (view.live[0] if host in gone else host for host in view.shards)
+        return replace(view, shards=tuple(hosts))
+
+    patch.setattr(recovery_module, "_adopted", adopted)
     patch.setattr(recovery_module, "least_conflicts", lambda view, movable, shape: view.shards)
 
 
