@@ -190,7 +190,7 @@ def join(
 
 def send_order(connection: socket.socket, ends: Ends) -> None:
     """Order a rank with the variables and the standard files of this process."""
-    order = os.memfd_create("ecrm-order", os.MFD_CLOEXEC)
+    order = os.memfd_create("order", os.MFD_CLOEXEC)
     said = {"guard": ends.guard, "variables": dict(os.environ), "cores": [*os.sched_getaffinity(0)]}
     os.write(order, json.dumps(said).encode())
     with contextlib.suppress(OSError):  # the server has ended: `Born` sees it

@@ -161,7 +161,7 @@ def guard(
         return _as_rank(server, gpu_hang_seconds)
     reading, writing = os.pipe()
     tied, tie = os.pipe()
-    memory = os.memfd_create("ecrm-guard", os.MFD_CLOEXEC)
+    memory = os.memfd_create("guard", os.MFD_CLOEXEC)
     os.ftruncate(memory, PAGES * PAGE)
     ends = Ends(os.getpid(), writing, tied, memory)
     shared = Shared(memory, gpu_hang_seconds)
