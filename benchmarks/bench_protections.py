@@ -639,8 +639,8 @@ def accuracy_rows(folder: Path, regime: Regime, size: Size) -> Iterator[dict[str
                 "seconds": round(event["time"] - began, 3),
                 "killed_seconds": killed,
                 "shards_away": len(event["shards_away"]),
-                "auc": _six(event["auc"]),
-                "log_loss": _six(event["log_loss"]),
+                "auc": _six(event["values"]["auc"]),
+                "log_loss": _six(event["values"]["logloss"]),
             }
 
 

@@ -1,4 +1,4 @@
-"""A session beside the built-in trainer, and beside TorchRec's DistributedModelParallel.
+"""A session beside the recipe of a config, and beside TorchRec's DistributedModelParallel.
 
     python benchmarks/bench_session.py --rounds 1   # one round, about 12 minutes on 2 cores
     python benchmarks/bench_session.py              # 3 rounds
@@ -6,19 +6,18 @@
 
 All train one model, DLRM, with the same tables, slots, samples and initial values:
   session           benchmarks/session_dlrm.py under `ecrm launch`: TorchRec's own DLRM
-  session-parts     the same, without the copy of all pooled rows that DLRM's SparseArch makes; the
-                    built-in trainer makes none
+  session-parts     the same, without the copy of all pooled rows that DLRM's SparseArch makes
   session-dot       the same with `ecrm.nn.DotInteraction` in the place of DLRM's InteractionArch
-  trainer           `ecrm launch CONFIG`, the interaction by ECRM's kernel, the default
+  trainer           the recipe by `ecrm launch CONFIG`, with ECRM's kernel for the interaction
   trainer-kernel    the same, beside session-dot: both have one kernel
   trainer-torchrec  the same with model.dense_arch=torchrec: the modules that session-parts trains
   torchrec-*        TorchRec DistributedModelParallel over gloo (benchmarks/peer_torchrec.py), with
                     and without its own pipelining; its slower plans are left to bench_step.py
 
-Session and trainer have the same protection, erasure with m=1 and a commit every step. TorchRec has
+Session and recipe have the same protection, erasure with m=1 and a commit every step. TorchRec has
 none. Each has as many processes, which are server and trainer in one.
 
-A session is interleaved with others (lib/interleaved.py): session-parts with the built-in trainer,
+A session is interleaved with others (lib/interleaved.py): session-parts with the recipe,
 session-dot with it, then session with TorchRec, with one id per bag, and then with 20. A sample's
 bag of 20 has the ids of as many successive rows of the data. Samples per second are the global
 batch over the mean step of a turn, and the median of the turns. Ratios are of neighbouring turns,
@@ -150,7 +149,7 @@ SMOKE = Size(
 
 
 def settings(regime: str, data: Path, ids_per_bag: int, size: Size) -> dict[str, Any]:
-    """The config of the built-in trainer, which all contenders read."""
+    """The config of all contenders."""
     return {
         **measure.REGIMES[regime],
         "data.path": str(data),
@@ -201,7 +200,7 @@ def first_loss(name: str, folder: Path) -> float:
         return ToldSteps(folder).first_loss(FIRST)
     events, _ = parse_events((folder / "events.jsonl").read_text())
     told = next(event for event in events if event["event"] == "progress")
-    loss: float = told["logged"]["loss"] if name.startswith("session") else told["loss"]
+    loss: float = told["logged"]["loss"]
     return loss
 
 

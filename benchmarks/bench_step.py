@@ -52,6 +52,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.drill.drill_runs import read_run
+from ecrm.run.reading import parse_events
 from lib import measure, tables
 from lib.interleaved import Beside, RunFailed, run_interleaved
 from lib.ratios import STEP_BARS, step_ratios
@@ -147,7 +148,7 @@ def settings(regime: str, data: Path, steps: int, size: Size) -> dict[str, Any]:
 
 def ours(folder: Path, sets: dict[str, Any], name: str) -> dict[str, Any]:
     """One run of ECRM."""
-    summary = measure.run(folder, {**sets, **PROTECTION[name]})
+    measure.run(folder, {**sets, **PROTECTION[name]})
     finished = [
         time for step, time in read_run(folder).finished if step >= sets["train.steps"] // 2
     ]
@@ -155,8 +156,16 @@ def ours(folder: Path, sets: dict[str, Any], name: str) -> dict[str, Any]:
     return {
         "step_ms": 1e3 * seconds,
         "samples_per_second": sets["train.global_batch"] / seconds,
-        "logloss": summary["train_logloss"],
+        "logloss": mean_loss(folder),
     }
+
+
+def mean_loss(folder: Path) -> float:
+    """The mean training loss of all steps of a run."""
+    told, _ = parse_events((folder / "events.jsonl").read_text())
+    progress = [event for event in told if event["event"] == "progress"]
+    steps = sum(event["window"] for event in progress)
+    return sum(event["logged"]["loss"] * event["window"] for event in progress) / steps
 
 
 def interleaved(

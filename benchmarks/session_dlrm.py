@@ -3,12 +3,12 @@
     ecrm launch benchmarks/session_dlrm.py ... -- CONFIG [--set a.b=c] [--ids-per-bag 20]
                                                          [--parts | --dot]
 
-Reads the same config as the built-in trainer and the TorchRec peer (data, model, batch, optimizers,
+Reads the same config as the recipe and the TorchRec peer (data, model, batch, optimizers,
 steps, slots), and trains the same model from the same values on the same batches. The session
 itself is run with the options of `ecrm launch`.
 
 DLRM's SparseArch copies all pooled rows once more. With --parts, the script calls the other modules
-of the model itself, on pooled rows as they come. The built-in trainer has the same modules. With
+of the model itself, on pooled rows as they come. The recipe has the same modules. With
 --dot, the script gives the ids to `ecrm.nn.DotInteraction`, and no rows are pooled.
 """
 

@@ -177,7 +177,7 @@ def interleave(
 def run_interleaved(
     runs: Mapping[str, Mapping[str, Any]], folder: Path, warm_steps: int, turns: int, seconds: float
 ) -> dict[str, list[float]]:
-    """The same of runs of the built-in trainer, in turns of so many `seconds`.
+    """The same of runs of configs, in turns of so many `seconds`.
 
     `runs` are the config keys of each run.
     """
@@ -190,7 +190,7 @@ def run_interleaved(
 
 
 def built_in(folder: Path, sets: Mapping[str, Any]) -> Program:
-    """An endless run of the built-in trainer in a run folder."""
+    """An endless run of a config in a run folder."""
     sets = {**sets, **TELLS_OFTEN, "train.steps": ENDLESS}
     return launched(["quickstart", *measure.set_words(sets)], folder)
 

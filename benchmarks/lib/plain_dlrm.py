@@ -75,7 +75,7 @@ def read_batch(
 ) -> Batch:
     """A slot's part of a step: dense float32 [B, 13], bags of T tables, labels float32 [B].
 
-    One id per bag gives the rows that ECRM's trainer reads. Otherwise each sample takes as many
+    One id per bag gives the rows that a config's run reads. Otherwise each sample takes as many
     successive rows: all their ids, and dense features and label of the first one.
     """
     rows = config.train.global_batch * ids_per_bag

@@ -40,3 +40,10 @@ def duration(seconds: float) -> str:
 def survives_in_words(failures: int) -> str:
     """The number of further failures that a run can survive, in words."""
     return f"can survive {failures:,} more at once"
+
+
+def measured(value: float | None) -> str:
+    """A measured value for a line; "-" for an undefined value."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

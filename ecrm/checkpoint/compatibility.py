@@ -38,6 +38,8 @@ ON = "trained_on"
 
 Without the key the dense part was trained on the CPU.
 """
+DENSE = "dense"
+"""Key of an identity: the dense part is a module's state. Versions up to 0.2.0 lack the key."""
 ANEW = "start without --resume"
 
 
@@ -65,6 +67,7 @@ def identity(
         "tables": capped(manifest["tables"], config.model.max_rows_per_table),
         "data": {"rows": manifest["rows"], **data},
         "data_began": data_began,
+        DENSE: "module",
         **(began_as or begun_as(keys)),
         "told": of(TOLD),
     }
@@ -105,7 +108,7 @@ def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
 
     `said` is the identity of the run at `path`.
     """
-    _check_that_it_is_built_in(path, said)
+    _check_that_it_is_of_a_config(path, said)
     mine = identity(config)
     kept = KEPT if said["data"] != mine["data"] else (*KEPT, HELD_OUT)
     other = {key: said.get(key) for key in kept if said.get(key) != mine[key]}
@@ -137,9 +140,14 @@ def check_data(path: Path, said: dict[str, Any], config: Config) -> None:
         )
 
 
-def _check_that_it_is_built_in(path: Path, said: dict[str, Any]) -> None:
+def _check_that_it_is_of_a_config(path: Path, said: dict[str, Any]) -> None:
     if "data" not in said:
         raise UsageError(f"{path} is of the model of a script: start that script, or {ANEW}")
+    if DENSE not in said:
+        raise UsageError(
+            f"{path} was written by ecrm 0.2.0 or before, with another layout of the dense part",
+            otherwise=f"go on with ecrm 0.2.0, or {ANEW}",
+        )
 
 
 def check_init(path: Path, said: dict[str, Any], config: Config) -> None:
@@ -147,7 +155,7 @@ def check_init(path: Path, said: dict[str, Any], config: Config) -> None:
 
     `said` is the identity of the run at `path`, which trained the weights.
     """
-    _check_that_it_is_built_in(path, said)
+    _check_that_it_is_of_a_config(path, said)
     mine = identity(config)
     other = {key: said[key] for key in MODEL if said[key] != mine[key]}
     if other:

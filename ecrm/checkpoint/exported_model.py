@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ecrm.checkpoint.compatibility import DENSE
 from ecrm.checkpoint.model_file import as_array
 from ecrm.checkpoint.saved_model import read_model
 from ecrm.errors import EcrmError, UsageError
@@ -20,6 +20,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 
 DLRM_TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
+DLRM_DENSE = ("dense_arch.", "over_arch.")
 
 
 @dataclass(frozen=True)
@@ -106,40 +107,22 @@ class _Beginnings:
 
 
 def _dlrm(identity: Mapping[str, Any]) -> ExportedModel:
-    """The built-in model, under the names of TorchRec's DLRM."""
+    """The model of a config, under the names of TorchRec's DLRM. Raises UsageError if too old."""
+    if DENSE not in identity:
+        raise UsageError(
+            "the checkpoint was written by ecrm 0.2.0 or before, with another layout of the dense "
+            "part",
+            otherwise="export the checkpoint with ecrm 0.2.0",
+        )
     dim, tables = identity["model.embedding_dim"], identity["tables"]
-    shapes = dlrm_shapes(identity)
 
     def dense_of(state: Sequence[Tensor]) -> dict[str, np.ndarray[Any, Any]]:
-        flat, place, arrays = state[0].numpy(), 0, {}
-        for name, shape in shapes.items():
-            arrays[name] = flat[place : place + math.prod(shape)].reshape(shape)
-            place += math.prod(shape)
-        return arrays
+        named = unpacked(state[0]).items()
+        found = {name: tensor for name, tensor in named if name.startswith(DLRM_DENSE)}
+        return {name: as_array(tensor) for name, tensor in found.items() if tensor is not None}
 
     return ExportedModel(
         [Table(name, rows, dim) for name, rows in tables.items()],
         {name: (DLRM_TABLE.format(name),) for name in tables},
         dense_of,
     )
-
-
-def dlrm_shapes(identity: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The dense tensors of TorchRec's DLRM by name, in the order of the flat buffer."""
-    bottom, top = identity["model.bottom_mlp"], identity["model.top_mlp"]
-    features = len(identity["tables"])
-    width = bottom[-1] + (features + 1) * features // 2
-    last = top[-2] if len(top) > 1 else width
-    return {
-        **dict(_layers("dense_arch.model._mlp.{}._linear", 13, bottom)),
-        **dict(_layers("over_arch.model.0._mlp.{}._linear", width, top[:-1])),
-        "over_arch.model.1.weight": (top[-1], last),
-        "over_arch.model.1.bias": (top[-1],),
-    }
-
-
-def _layers(name: str, inputs: int, widths: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for number, width in enumerate(widths):
-        yield f"{name.format(number)}.weight", (width, inputs)
-        yield f"{name.format(number)}.bias", (width,)
-        inputs = width

@@ -62,8 +62,7 @@ class Checkpoints:
     their parts, without manifests. `first` is the step of the checkpoint from which the run began:
     by default the engine's step, 0 without a checkpoint. `not_finite(step, why)` is called on every
     rank if a NaN or an infinity kept a checkpoint from being written; the call may end the run.
-    `evaluations(step)` returns the evaluations before a step, for the manifest. `began_from` is the
-    checkpoint from which the run goes on, in any folder.
+    `began_from` is the checkpoint from which the run goes on, in any folder.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class Checkpoints:
         background: Callable[[Callable[[], None]], None] = _in_a_thread,
         first: int | None = None,
         not_finite: Callable[[int, str], None] = lambda step, why: None,
-        evaluations: Callable[[int], list[list[float | None]]] = lambda step: [],
         began_from: Path | None = None,
     ) -> None:
         self._engine, self._folder, self._identity, self._policy = engine, folder, identity, policy
@@ -87,7 +85,7 @@ class Checkpoints:
             background,
             not_finite,
         )
-        self._evaluations, self._began_from = evaluations, began_from
+        self._began_from = began_from
         self._first = engine.step if first is None else first
         self._attempt = self.written_bytes = 0
         self._pruned = True
@@ -368,7 +366,6 @@ class Checkpoints:
             space_rows=[space.rows for space in engine.state.spaces],
             files=[entry for entries, _, _ in said.values() for entry in entries],
             dense=part.dense_shapes if reports else [],
-            evaluations=self._evaluations(part.step),
         )
         written = [manifest.dense, ""]
         # the manifest makes the checkpoint complete, so a single rank publishes

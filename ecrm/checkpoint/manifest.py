@@ -29,8 +29,8 @@ class Manifest:
     the checkpoint this one adds to; `chain`: number of checkpoints after the full checkpoint.
     `record_bytes` and `space_rows` by row space. `files`: a list of {"name", "space", "rows",
     "frames", "bytes", "crc32"}; the dense state has space -1 and neither rows nor frames. `dense`:
-    a list of {"dtype", "shape"}, by tensor in order. `evaluations`: the run's evaluations before
-    the step, as [step, AUC, log loss, sum of training losses].
+    a list of {"dtype", "shape"}, by tensor in order. `evaluations`: only of
+    version 0.2.0 and before, [step, AUC, log loss, sum of training losses] of each evaluation.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""The model and data of a run, described for checkpoints: the built-in model, or a script's."""
+"""The model and data of a run, described for checkpoints: a config's, or a script's."""
 
 from __future__ import annotations
 

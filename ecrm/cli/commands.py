@@ -20,7 +20,7 @@ from ecrm.base.paths import typed_path, typed_path_text
 from ecrm.cli.drill import add_parser as add_drill
 from ecrm.cli.export import add_parser as add_export
 from ecrm.config import effective, load_config, reference
-from ecrm.config.script import Script, is_script
+from ecrm.config.script import Script, is_script, recipe_of
 from ecrm.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
 from ecrm.faults.kill import PHASES
 from ecrm.launch.mpirun_command import HASH_SEED, hash_seed
@@ -177,7 +177,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config",
         metavar="CONFIG",
-        help="TOML file or name of a shipped config, for the built-in trainer",
+        help="TOML file or name of a shipped config",
     )
     _add_set(parser)
     for options, key, metavar, what in SHORTS:
@@ -212,7 +212,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         type="train.check_determinism={}".format,
         metavar="N",
-        help="with a script: compute each slot of the first N steps twice, and end where a bit "
+        help="compute each slot of the first N steps twice, and end where a bit "
         "differs; short for --set train.check_determinism=N",
     )
     parser.add_argument(
@@ -229,7 +229,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="RANK@STEP[:PHASE]",
         help="kill this rank when this phase of this step begins; repeatable. "
         "The rank sends itself SIGKILL; under `ecrm drill` it waits for one from outside. "
-        f"PHASE is one of {', '.join(PHASES)}; by default input; scripts have all but backward",
+        f"PHASE is one of {', '.join(PHASES)}; by default input",
     )
 
 
@@ -310,7 +310,7 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from ecrm.faults.kill import check_script_kills, parse_kill
+    from ecrm.faults.kill import check_ranks, parse_kill
     from ecrm.launch.mpirun_command import thread_environment, train_command
     from ecrm.process.guard import guard, hold_signals
     from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
@@ -340,7 +340,7 @@ def _train(args: argparse.Namespace) -> int:
         say_once(f"{args.run_dir} holds the complete run: nothing is left to do")
         return 0
     if isinstance(trained, Script):
-        check_script_kills(kills, config.world_size)
+        check_ranks(kills, config.world_size)
     else:
         plan_start(config, args.run_dir, found.resume, kills, args.init_from)
     if config.train.tensorboard and launch_id() is None:
@@ -367,20 +367,18 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.run.claim import Job
 
     job = Job(config, args.run_dir, kills, args.resume, args.init_from)
-    if isinstance(trained, Script):
-        from ecrm.run.run_script import run_script
+    from ecrm.run.run_script import run_script
 
-        return run_script(trained, job, guarded, stop)
-    from ecrm.train.job import train
-
-    return train(job, guarded, stop)
+    script = trained if isinstance(trained, Script) else recipe_of(trained, args.set, config.slots)
+    return run_script(script, job, guarded, stop)
 
 
 def _modules(trained: str | Script) -> list[str]:
     """The modules to import once for all ranks of a host; none may start CUDA or MPI."""
-    if isinstance(trained, Script):
-        return ["ecrm.run.run_script", "ecrm.session.session"]
-    return ["ecrm.train.job"]
+    return [
+        "ecrm.run.run_script",
+        "ecrm.session.session" if isinstance(trained, Script) else "ecrm.recipes.dlrm",
+    ]
 
 
 def _trained(args: argparse.Namespace) -> str | Script:

@@ -13,6 +13,8 @@ from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 
 SUFFIX = ".py"
+RECIPE = Path(__file__).parents[1] / "recipes" / "dlrm.py"
+"""The script that trains the model of a config."""
 DECIDED_SECTIONS = ("data", "model")
 DECIDED_KEYS = {
     "train.global_batch": "the batches that the script makes",
@@ -31,6 +33,15 @@ DECIDED_KEYS = {
 """Keys without a meaning for a script, each with the place of the decision in the script."""
 
 
+def recipe_of(config: str, overrides: Sequence[str], slots: int) -> Script:
+    """The recipe of a config, with its command line; `slots` is the run's number of slots.
+
+    A run that goes on has the slots of the run before, and no option may say so.
+    """
+    settings = [word for each in (*overrides, f"train.slots={slots}") for word in ("--set", each)]
+    return Script(RECIPE, None, (config, *settings), follows_config=True)
+
+
 def is_script(name: str) -> bool:
     """Whether an argument typed in the place of a config is a user's script."""
     return name.endswith(SUFFIX)
@@ -38,14 +49,22 @@ def is_script(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Script:
-    """A user's training script, with its own `arguments`.
+    """A training script, with its own `arguments`.
 
     `config` is a TOML file or the name of a shipped config, None for the defaults of all keys.
+    `follows_config`: the script is a recipe, and the run's config decides all of the training. The
+    first argument is then the config.
     """
 
     path: Path
     config: str | None = None
     arguments: tuple[str, ...] = ()
+    follows_config: bool = False
+
+    @property
+    def typed(self) -> str:
+        """The script or the config as typed by the user."""
+        return self.arguments[0] if self.follows_config else str(self.path)
 
     def check(self) -> None:
         """Raise UsageError if the script is missing."""
@@ -76,12 +95,12 @@ def decided_by_script(raw: Mapping[str, Any]) -> str:
     """The problem with {section: {key: value}} for a script's run; "" for none."""
     for section in DECIDED_SECTIONS:
         if section in raw:
-            return f"[{section}] is for the built-in trainer; a script has its own {section}"
+            return f"[{section}] is for a run of a config; a script has its own {section}"
     for name, place in DECIDED_KEYS.items():
         section, _, key = name.partition(".")
         values = raw.get(section)
         if isinstance(values, Mapping) and key in values:
-            return f"{name} is for the built-in trainer; here it is decided by {place}"
+            return f"{name} is for a run of a config; here it is decided by {place}"
     return ""
 
 

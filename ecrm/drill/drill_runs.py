@@ -23,7 +23,7 @@ from ecrm.drill.report import Report, make_report, to_dict
 from ecrm.drill.run_record import KillDone, RunRecord, run_record
 from ecrm.drill.table import as_text
 from ecrm.errors import EcrmError
-from ecrm.faults.kill import KILLED_FROM_OUTSIDE, Kill, check_kills, check_script_kills
+from ecrm.faults.kill import KILLED_FROM_OUTSIDE, Kill, check_kills, check_ranks
 from ecrm.launch.launcher import RunFailed, fresh_run_dir, launch
 from ecrm.launch.machine import physical_cores
 from ecrm.run.plan import plan
@@ -59,7 +59,7 @@ def drill(
     disturbance = parse_disturbance(kills, mtbf, count, seed, hosts)
     if isinstance(trained, Script):
         config, name = trained.load_config(overrides), trained.path.stem
-        check_script_kills(disturbance.scheduled, config.world_size)
+        check_ranks(disturbance.scheduled, config.world_size)
         check_survivable(config, disturbance, None)
     else:
         config = load_config(trained, overrides)
@@ -237,7 +237,7 @@ def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
 
 
 def _of_trained(start: Event) -> dict[str, str]:
-    """Facts specific to a script's run, or to a run of the built-in trainer."""
+    """Facts specific to a script's run, or to a config's."""
     storage = start.get("storage", "?")
     if "script" in start:
         return {"script": start["script"], "storage": storage}

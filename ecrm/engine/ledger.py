@@ -31,7 +31,7 @@ class Ledger:
 
     - `commits`: number of commits accepted. `view`: the view of the rank.
     - `begun`: steps begun since the last commit, perhaps with changed rows.
-    - `asks`: whether the rank asks to stop. `doubts`: whether the rank doubts the input.
+    - `asks`: whether the rank asks to stop.
     - `state_lost`: whether the rank was rolling back, and has no state.
     - `dense`: ranks known to hold a dense replica.
     - `noticed`: step and phase of noticing the failure.
@@ -48,7 +48,6 @@ class Ledger:
     view: View
     begun: int
     asks: bool
-    doubts: bool
     state_lost: bool
     dense: tuple[int, ...]
     noticed: Noticed
@@ -69,7 +68,7 @@ class Ledger:
         """Collective: the joint ledger of all survivors.
 
         The newest commit, view and seal; the most steps begun since the newest commit; whether any
-        rank asks, doubts or has lost state; all dense holders; the place noticed by most ranks with
+        rank asks or has lost state; all dense holders; the place noticed by most ranks with
         a failed call, of equal numbers the lowest rank's; the step replayed by all ranks from a
         common view, or -1; all reasons, refusals and faults. The lowest `in_vain` is right, from a
         rank with the newest commit.
@@ -77,7 +76,7 @@ class Ledger:
         different things.
         """
         mine = transport.rank
-        flags = self.asks, self.doubts, self.state_lost, mine in self.dense
+        flags = self.asks, self.state_lost, mine in self.dense
         numbers = torch.tensor(
             [
                 self.commits,
@@ -100,8 +99,7 @@ class Ledger:
         newest = self._newest_view(transport, epochs)
         said = []
         for rank, (numbers_said, reasons, told) in heard.items():
-            commits, begun, asks, doubts, state_lost, holds, *rest = numbers_said
-            replays, in_vain, seals, _ = rest
+            commits, begun, asks, state_lost, holds, replays, in_vain, seals, _ = numbers_said
             noticed, ended, *texts = json.loads(reasons)
             why, refusal = ({rank: text} if text else {} for text in texts)
             said.append(
@@ -110,7 +108,6 @@ class Ledger:
                     newest,
                     begun,
                     bool(asks),
-                    bool(doubts),
                     bool(state_lost),
                     (rank,) if holds else (),
                     Noticed(*noticed),
@@ -135,7 +132,6 @@ class Ledger:
             newest,
             max(ledger.begun for ledger in said if ledger.commits == commits),
             any(ledger.asks for ledger in said),
-            any(ledger.doubts for ledger in said),
             any(ledger.state_lost for ledger in said),
             tuple(sorted(rank for ledger in said for rank in ledger.dense)),
             noticed,

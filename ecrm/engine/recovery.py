@@ -87,6 +87,7 @@ from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
 from ecrm.errors import (
     ChangedDataError,
+    DataError,
     EcrmError,
     ReplicasDiffer,
     ScriptFailed,
@@ -99,7 +100,8 @@ from ecrm.transport.base import PeerFailure, Revoked
 from ecrm.transport.message import tensors
 
 REFUSALS = {
-    kind.__name__: kind for kind in (StrayRow, ScriptFailed, ReplicasDiffer, ChangedDataError)
+    kind.__name__: kind
+    for kind in (StrayRow, ScriptFailed, ReplicasDiffer, ChangedDataError, DataError)
 }
 """Errors for a single rank to end the run on all ranks with, by class name."""
 
@@ -110,8 +112,6 @@ class Recovery:
     The step in flight is given up.
 
     - `stopping`: whether all ranks are to stop at this commit, as asked by a rank.
-    - `doubts`: whether this rank doubts the input; set from outside. `doubted`: whether any rank
-      doubted in the last recovery.
     - `rollbacks`: number of loads from the durable tier. `through`: number of finished recoveries.
     - `began_with_one`: whether `resume` needed a recovery.
     - `over_at`: the step before the end of training, by the loaded state; `ends_at`: by the wish
@@ -123,7 +123,7 @@ class Recovery:
         self, state: EngineState, in_flight: StepInFlight, durable: Durable | None = None
     ) -> None:
         self._state, self._in_flight, self._durable = state, in_flight, durable
-        self.stopping = self.doubts = self.doubted = False
+        self.stopping = False
         self.rollbacks, self.through, self.began_with_one = 0, 0, False
         self.over_at = self.ends_at = -1
         # from the beginning of a rollback until the agreement on the end of the rollback
@@ -163,24 +163,24 @@ class Recovery:
         self.recover()
         raise AssertionError("a recovery went on although a rank refused to")
 
-    def leave(self, place: Place, problem: str) -> NoReturn:
+    def leave(self, place: Place, problem: str, of_data: bool = False) -> NoReturn:
         """Report the error `problem` of user code at `place`, called on this rank alone.
 
         If a different rank can try the slot, and no similar error came before, raises ScriptFailed
         on this rank alone, without a `speaker`: this rank must end, and the survivors recover.
-        Otherwise raises ScriptFailed with a `speaker` on all ranks.
+        Otherwise raises ScriptFailed with a `speaker` on all ranks, or DataError if the error is
+        `of_data`, about damaged data.
         """
-        self.recover(raised=Fault((place,), error=problem))
+        self.recover(raised=Fault((place,), error=problem, of_data=of_data))
         raise AssertionError("a recovery went on with a rank that user code has failed on")
 
     def recover(self, why: str = "", raised: Fault | None = None) -> None:
         """Collective among survivors: go back to the commit and share out the dead ranks' roles.
 
-        A rank with `doubts` may begin a recovery without a death; `why` is the failure seen by this
-        rank, if any; `raised` is the fault of a rank wanting to `leave`. Raises Unrecoverable, on
-        every survivor, after losses beyond the protection without a durable tier, or if calls keep
-        failing without a death; an error of REFUSALS for a refusal; ScriptFailed if user code takes
-        rank after rank down.
+        `why` is the failure seen by this rank, if any; `raised` is the fault of a rank wanting to
+        `leave`. Raises Unrecoverable, on every survivor, after losses beyond the protection without
+        a durable tier, or if calls keep failing without a death; an error of REFUSALS for a
+        refusal; ScriptFailed if user code takes rank after rank down.
         """
         state, flight = self._state, self._in_flight
         self._mine = {} if raised is None else {state.rank: raised}
@@ -273,7 +273,6 @@ class Recovery:
             state.view,
             state.step + self._in_flight.changed - state.committed,
             self.stopping or state.hooks.asks(),
-            self.doubts,
             self._state_lost,
             () if state.dense is None else (rank,),
             self._noticed,
@@ -301,7 +300,7 @@ class Recovery:
         self.faults = {rank: fault for rank, fault in agreed.faults.items() if fault.places}
         # a live rank with failed user code is judged later, at the commit, by `_see_off`
         if not self._raising and (problem := deadly(self.faults)):
-            self._end_script(problem, self._state.transport.live[0])
+            raise ScriptFailed(problem).on_all_ranks(self._state.transport.live[0])
         self._state.failures.check(agreed.in_vain, agreed.why_in_words)
 
     def _look_for_dead(self, held: View) -> None:
@@ -333,11 +332,9 @@ class Recovery:
         # the error is the better message: the loss only forbids a second try
         if raising := self._raising:
             speaker = raising[0]
-            self._end_script(f"{self.faults[speaker].error} ({reason})", speaker)
-
-    @staticmethod
-    def _end_script(problem: str, speaker: int) -> NoReturn:
-        raise ScriptFailed(problem).on_all_ranks(speaker)
+            fault = self.faults[speaker]
+            kind = DataError if fault.of_data else ScriptFailed
+            raise kind(f"{fault.error} ({reason})").on_all_ranks(speaker)
 
     def _see_off(self, agreed: Ledger) -> None:
         """At the commit: make a live rank with failed user code leave, or end the run.
@@ -363,8 +360,10 @@ class Recovery:
         """The reason against going on without the `leaving` ranks; "" for no reason."""
         state, protection = self._state, self._state.protection
         live = [rank for rank in state.transport.live if rank not in leaving]
-        # a second try may take the rank down too: only without shards does no row go with the rank
-        if not any(not state.view.shards_of(rank) for rank in live):
+        # a second try may take the rank down too: only without shards does no row go with the rank;
+        # damaged data takes no second rank down
+        of_data = self.faults[leaving[0]].of_data
+        if not of_data and all(state.view.shards_of(rank) for rank in live):
             return "no other trainer or spare is left to try it"
         # without deltas a death allows no undo; without a dense replica nothing goes on
         if not protection.keeps_deltas or not set(live) & set(agreed.dense):
@@ -379,7 +378,7 @@ class Recovery:
     def _return_to_commit(self, agreed: Ledger) -> None:
         """Take the last commit and the newest view of all survivors; undo later updates."""
         state = self._state
-        self.stopping, self.doubted, self._noticed = agreed.asks, agreed.doubts, agreed.noticed
+        self.stopping, self._noticed = agreed.asks, agreed.noticed
         # a broken rollback leaves some ranks without the rows of any commit: load again
         if agreed.state_lost:
             raise Unrecoverable("a rank died while all were rolling back")

@@ -71,12 +71,14 @@ class Fault:
     - `places`: the places of user code at the end; empty for a rank outside user code.
     - `known`: False if no rank knows the places. `places` are then all slots of the rank, in the
       step of noticing the death; UNKNOWN_STEP until the step is agreed on.
-    - `error`: the error raised by user code, in words; "" for a dead rank.
+    - `error`: the error raised by user code, in words; "" for a dead rank. `of_data`: the error is
+      about damaged data.
     """
 
     places: tuple[Place, ...]
     known: bool = True
     error: str = ""
+    of_data: bool = False
 
     @staticmethod
     def unknown(slots: Iterable[int]) -> Fault:
@@ -84,12 +86,12 @@ class Fault:
         return Fault(tuple(Place(UNKNOWN_STEP, slot) for slot in slots), known=False)
 
     def to_json(self) -> list[Any]:
-        return [[list(place) for place in self.places], self.known, self.error]
+        return [[list(place) for place in self.places], self.known, self.error, self.of_data]
 
     @staticmethod
     def from_json(fields: list[Any]) -> Fault:
-        places, known, error = fields
-        return Fault(tuple(Place(*place) for place in places), known, error)
+        places, *rest = fields
+        return Fault(tuple(Place(*place) for place in places), *rest)
 
     def to_dict(self, rank: int) -> dict[str, Any]:
         """The fault of `rank`, as in events and summaries."""

@@ -32,9 +32,6 @@ PHASES = (
     "finish",
 )
 
-PHASES_OF_SCRIPTS = tuple(phase for phase in PHASES if phase != "backward")
-"""Phases of a script's run: the script's own code, forward and backward, is the phase `forward`."""
-
 KILLED_FROM_OUTSIDE = "ECRM_KILLED_FROM_OUTSIDE"
 """Environment variable for making ranks wait for scheduled kills.
 
@@ -90,17 +87,6 @@ def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
         )
         if kill.step > last:
             raise UsageError(f"--kill {kill}: there is no step {kill.step}, the last is {last}")
-
-
-def check_script_kills(kills: Sequence[Kill], world_size: int) -> None:
-    """Raise UsageError for a kill not possible in a script's run on `world_size` ranks."""
-    check_ranks(kills, world_size)
-    for kill in kills:
-        if kill.phase not in PHASES_OF_SCRIPTS:
-            raise UsageError(
-                f"--kill {kill}: a script's own code is in one phase, forward; phases of scripts "
-                f"are {', '.join(PHASES_OF_SCRIPTS)}"
-            )
 
 
 def unfired(kills: Sequence[Kill], died_in: Mapping[int, int]) -> dict[Kill, str]:

@@ -104,10 +104,8 @@ def _kernels() -> Iterator[str]:
 
 
 def _effective() -> Iterator[str]:
-    from ecrm.model.dlrm import resolve_dense_arch
     from ecrm.storage import fbgemm_installed, resolve_backend
 
-    yield f"model.dense_arch auto = {resolve_dense_arch('auto')}"
     yield f"storage.backend auto = {resolve_backend('auto')}"
     if fbgemm_installed():
         try:

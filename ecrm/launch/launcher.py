@@ -23,7 +23,7 @@ from ecrm.errors import (
     ScriptFailed,
     UsageError,
 )
-from ecrm.faults.kill import Kill, check_script_kills, parse_kill
+from ecrm.faults.kill import Kill, check_ranks, parse_kill
 from ecrm.launch.environment import mpirun_environment
 from ecrm.launch.gpu_memory import free_on_gpus
 from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance
@@ -181,7 +181,7 @@ def launch(
 
 def _start_of_script(config: Config, kills: Sequence[Kill]) -> Start:
     """Check the kills of a script's run; return an empty start, since only the ranks know more."""
-    check_script_kills(kills, config.world_size)
+    check_ranks(kills, config.world_size)
     return Start(steps=0, identity={})
 
 

@@ -22,8 +22,8 @@ from ecrm.run.plan import view_over
 if TYPE_CHECKING:
     from ecrm.placement.view import View
 
-PROCESS_BYTES = 165_000_000
-"""Memory of a rank's process: Python, torch, MPI, buffers (measured: 165 MB)."""
+PROCESS_BYTES = 285_000_000
+"""Memory of a rank's process: Python, torch, TorchRec, MPI, buffers (measured: 285 MB)."""
 LEAST_PROCESS_BYTES = 100_000_000
 """The least memory of a rank's process."""
 PAGE = 4096
@@ -34,11 +34,16 @@ STATE_FLOATS: dict[str, Callable[[int], tuple[int, ...]]] = {
     "adam": lambda dim: (dim, dim),
 }
 """Floats of optimizer state of a row, one number for each array of state."""
-MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
+DENSE_COPIES = {"sgd": 3, "adagrad": 6, "adam": 7}
+"""Floats of a dense holder for each dense parameter, by optimizer.
+
+A holder keeps the present state, the commit and the start of the run. Adam has no state at the
+start.
+"""
 GPU_VECTOR = 16
 """Bytes: the size of a record on a GPU is a multiple of GPU_VECTOR."""
 NOTES_BYTES = 2_000_000
-"""Notes of steps beside a dense state at most: 5 bytes for each of 262,144 samples, and losses."""
+"""Notes of steps beside a dense state at most: 30 bytes a slot and step, of 1,000 steps."""
 REGISTERED = 16 << 20
 """Bytes of lent memory registered with a GPU at once; registering hands out the pages."""
 MB = 1e6
@@ -244,7 +249,7 @@ def _trainer_staging(config: Config, looked_up: int, dense_on_gpu: int) -> int:
         return 0
     trainers = config.cluster.trainers
     values = -(-looked_up // trainers) * 4 * config.model.embedding_dim
-    gradient = dense_on_gpu // 2 // (1 + MOMENTS[config.train.dense_optimizer])
+    gradient = dense_on_gpu // DENSE_COPIES[config.train.dense_optimizer]
     slots = -(-config.slots // trainers)
     return values * 5 // 4 + REGISTERED + 2 * (values + (slots + 1) * gradient)
 
@@ -257,15 +262,19 @@ def _last_seen(config: Config, rows: int) -> int:
 
 
 def _dense_bytes(config: Config, tables: int) -> int:
-    """Bytes of a replica: parameters and optimizer state, twice, for the way back to the commit."""
+    """Bytes of a dense holder's replica.
+
+    TorchRec's interaction has a buffer of two int64 for each pair of features, kept three times.
+    """
     model, inputs, parameters = config.model, INTEGERS, 0
-    width = model.bottom_mlp[-1] + (tables + 1) * tables // 2
+    pairs = (tables + 1) * tables // 2
+    width = model.bottom_mlp[-1] + pairs
     for first, widths in ((INTEGERS, model.bottom_mlp), (width, model.top_mlp)):
         inputs = first
         for outputs in widths:
             parameters += (inputs + 1) * outputs
             inputs = outputs
-    return 2 * 4 * parameters * (1 + MOMENTS[config.train.dense_optimizer])
+    return 4 * parameters * DENSE_COPIES[config.train.dense_optimizer] + 3 * 16 * pairs
 
 
 def check_memory(config: Config, steps: int, available: int, gpus: Sequence[int] = ()) -> str:

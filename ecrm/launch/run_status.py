@@ -17,9 +17,9 @@ class Standing:
     """Numbers to show of a run of `steps` steps; `take` brings the numbers up to date.
 
     The steps of a script are not known at first: 0 until the run has started. With an `open_end`
-    the data may end before. A script has `steps_per_second` and its `logged` values, the built-in
-    trainer `samples_per_second`, loss and AUC. `rebuilding` are the shards not whole yet, `rebuilt`
-    the share of rows recovered in the shards.
+    the data may end before. `samples_per_second` is known if the number of samples of a step is.
+    `logged` are the values logged by the training. `rebuilding` are the shards not whole yet,
+    `rebuilt` the share of rows recovered in the shards.
     """
 
     steps: int
@@ -29,9 +29,7 @@ class Standing:
     step: int = 0
     samples_per_second: float | None = None
     steps_per_second: float | None = None
-    logged: dict[str, float] = field(default_factory=dict)
-    loss: float | None = None
-    auc: float | None = None
+    logged: dict[str, float | None] = field(default_factory=dict)
     failures_left: int | None = None
     rebuilding: set[int] = field(default_factory=set)
     rebuilt: float = 1.0
@@ -81,7 +79,7 @@ class Standing:
         self.samples_per_second = event.get("samples_per_second")
         self.steps_per_second = event.get("steps_per_second")
         self.logged = event.get("logged", {})
-        self.loss, self.auc, self.rebuilt = event.get("loss"), event.get("auc"), event["rebuilt"]
+        self.rebuilt = event["rebuilt"]
 
     def _ended_early(self, event: Event) -> None:
         self.steps = event["step"]

@@ -20,15 +20,15 @@ VERSION = "2.21.0"
 FLUSH_SECONDS = 5
 SCALARS = {
     "progress": {
-        "loss": "train/loss",
-        "auc": "train/auc",
+        "steps_per_second": "train/steps_per_second",
         "samples_per_second": "train/samples_per_second",
         "rebuilt": "cluster/rebuilt",
         "failures_left": "cluster/failures_left",
     },
-    "evaluation": {"auc": "evaluation/auc", "log_loss": "evaluation/log_loss"},
 }
 """TensorBoard tags by event and field."""
+OF_NAMES = {"progress": ("logged", "train"), "evaluation": ("values", "evaluation")}
+"""By event, the field with values by name, and the first part of their tags."""
 
 
 def require_tensorboard() -> None:
@@ -96,10 +96,13 @@ def records(event: Event) -> Iterator[Any]:
         kept = event["step"] if kind == "rolled_back" else event.get("resumed", {}).get("step", 0)
         mark = SessionLog(status=SessionLog.START)
         yield Record(wall_time=at, step=kept + 1, session_log=mark)
+    tagged = {tag: event.get(name) for name, tag in SCALARS.get(kind, {}).items()}
+    field, group = OF_NAMES.get(kind, ("", ""))
+    tagged |= {f"{group}/{name}": value for name, value in event.get(field, {}).items()}
     values = [
-        Summary.Value(tag=tag, simple_value=event[name])
-        for name, tag in SCALARS.get(kind, {}).items()
-        if event.get(name) is not None
+        Summary.Value(tag=tag, simple_value=value)
+        for tag, value in tagged.items()
+        if value is not None
     ]
     if values:
         yield Record(wall_time=at, step=event["step"], summary=Summary(value=values))

@@ -23,7 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ecrm.base.wording import duration, survives_in_words
+from ecrm.base.wording import duration, measured, survives_in_words
 from ecrm.launch.run_status import Standing
 
 REDRAW_SECONDS = 0.5
@@ -121,17 +121,12 @@ def screen_of(stream: TextIO, standing: Standing, ranks: int) -> Screen | None:
 
 
 def _numbers(standing: Standing, wide: bool) -> str:
-    if standing.script:
-        logged = "".join(f"{name} {value:.4f}  " for name, value in standing.logged.items())
-        pace = standing.steps_per_second
-        text = f"{logged}{'-' if pace is None else f'{pace:,.1f}'} steps/s"
+    text = "".join(f"{name} {measured(value)}  " for name, value in standing.logged.items())
+    if standing.samples_per_second is not None:
+        text += f"{standing.samples_per_second:,.0f} {'samples/s' if wide else '/s'}"
     else:
-        loss, area = (
-            "-" if value is None else f"{value:.4f}" for value in (standing.loss, standing.auc)
-        )
-        rate = standing.samples_per_second
-        text = f"loss {loss}  auc {area}  {'-' if rate is None else f'{rate:,.0f}'} "
-        text += "samples/s" if wide else "/s"
+        pace = standing.steps_per_second
+        text += f"{'-' if pace is None else f'{pace:,.1f}'} steps/s"
     if wide and standing.failures_left is not None:
         text += f"  {survives_in_words(standing.failures_left)}"
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -130,6 +131,8 @@ class ModuleReplica:
         """The step before which training ends, part of the state; -1 for no end."""
         self.reports: Mapping[str, Any] = {}
         """The values reported by evaluations, part of the state, as nested dicts."""
+        self.goes_on_from = -1
+        """A loaded end of training at this step or before is forgotten: a config's run goes on."""
         self.tries_undo: Callable[[], bool] = lambda: False
         """Whether to undo and repeat this step, if it follows a commit, as a test of undo."""
         self.trial = UndoTrial(
@@ -208,8 +211,11 @@ class ModuleReplica:
         return isinstance(self.scheduler, ReduceLROnPlateau)
 
     def report(self, value: float, reports: Mapping[str, Any]) -> None:
-        """Step the scheduler by `value` if `steps_by_reports`; keep `reports`. A commit follows."""
-        if self.scheduler is not None and self.steps_by_reports:
+        """Step the scheduler by `value` if `steps_by_reports`; keep `reports`. A commit follows.
+
+        A NaN is no value, and steps nothing.
+        """
+        if self.scheduler is not None and self.steps_by_reports and not math.isnan(value):
             self.scheduler.step(value)
         self.reports = reports
 
@@ -617,6 +623,8 @@ class ModuleReplica:
         rest = state["rest"]
         self.streams = placed(rest.get("streams", {})) if self.with_streams else {}
         self.skipped, self.ends_at = rest.get("skipped", 0), rest.get("ends_at", -1)
+        if self.ends_at <= self.goes_on_from:
+            self.ends_at = -1
         self.reports = placed(rest.get("reports", {}))
         self._optimizer_state.put(rest["optimizers"])
         if self.scheduler is not None:

@@ -1,27 +1,20 @@
-"""Load a rank's libraries and memory early, to keep takeovers from waiting.
+"""Have a rank's memory handed out early, to keep takeovers from waiting.
 
-Spares far from a takeover load nothing early.
+Spares far from a takeover take no memory early.
 """
 
 from __future__ import annotations
 
-import gc
-import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.base.allocate import Allocate, lazy_zeros
-from ecrm.model.dlrm import import_dense_arch
-from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate
+from ecrm.base.allocate import lazy_zeros
 from ecrm.placement.view import View
 from ecrm.process.memory import have_free_memory
 from ecrm.protection.base import Protection
-from ecrm.storage import store_factory
-from ecrm.storage.base import Store
 from ecrm.storage.prefault import Prefault
 
 if TYPE_CHECKING:
@@ -40,66 +33,9 @@ done. Without the memory to share the spare's first update took 7 ms, later upda
 def ready_spares(protection: Protection) -> int:
     """The number of ready spares.
 
-    m ranks may die at once, and m more while the spares that move up are loading.
+    m ranks may die at once, and m more while the spares that move up take memory.
     """
     return 2 * (protection.dense_replicas - 1)
-
-
-def takes_over_soon(rank: int, view: View, ready: int) -> bool:
-    """Whether a rank has a role in `view`, or would after the deaths of the next `ready` ranks."""
-    return rank not in view.spares or rank in view.dense or rank in view.spares[:ready]
-
-
-class Loading:
-    """Loads FBGEMM and TorchRec, if used, when a rank needs the libraries.
-
-    After torch itself the libraries are most of a spare's memory. A rank that `takes_over_soon`
-    loads the libraries when `Loading` is made. A spare further back loads after moving up, in a
-    thread beside the steps of the other ranks. Making a store or dense parts earlier loads the
-    libraries too. All objects present after loading are left out of garbage collection for good.
-    """
-
-    def __init__(
-        self, rank: int, view: View, ready: int, arch: str, backend: str, optimizer: SparseOptimizer
-    ) -> None:
-        self._rank, self._ready, self._arch, self._backend, self._optimizer = (
-            rank,
-            ready,
-            arch,
-            backend,
-            optimizer,
-        )
-        self.began = takes_over_soon(rank, view, ready)
-        if self.began:
-            self._load()
-
-    def heed(self, view: View) -> None:
-        """Begin to load if this rank takes over soon by the roles of `view`."""
-        if not self.began and takes_over_soon(self._rank, view, self._ready):
-            self.began = True
-            threading.Thread(target=self._load, name="loading", daemon=True).start()
-
-    def make_store(
-        self,
-        rows: int,
-        dim: int,
-        initial: Callable[[Tensor], Tensor],
-        allocate: Allocate | None = None,
-        optimizer: SparseOptimizer | None = None,
-        rate: SparseRate | None = None,
-    ) -> Store:
-        """Return a store as made by `store_factory`.
-
-        A single row, used only for the size of a record, loads nothing.
-        """
-        backend = self._backend if self.began or rows > 1 else "native"
-        factory = store_factory(backend, self._optimizer)
-        return factory(rows, dim, initial, allocate, optimizer, rate)
-
-    def _load(self) -> None:
-        store_factory(self._backend, self._optimizer)
-        import_dense_arch(self._arch)
-        gc.freeze()  # garbage collections in a step pass over all of it
 
 
 class ReadyMemory:

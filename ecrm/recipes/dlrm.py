@@ -1,11 +1,14 @@
 """DLRM on prepared Criteo rows, as a config's [data], [model] and [train] describe it.
 
-    ecrm launch ecrm/recipes/dlrm.py --servers 4 --trainers 2 --spares 1 -k 3 -m 1 -- \\
+`ecrm launch CONFIG` runs this script, and the config decides everything. A copy of the script is a
+script like any other; `ecrm launch` then says what a config says of ranks and protection:
+
+    cp ecrm/recipes/dlrm.py mine.py
+    ecrm launch mine.py --servers 4 --trainers 2 --spares 1 -k 3 -m 1 -- \\
         quickstart --set data.path=DIR --output model.safetensors
 
 A page to copy: a model, a session, a loop. The model has the layers and the names of TorchRec's
-DLRM, so that TorchRec loads the saved file. Its bits are those of the built-in trainer. What a
-config says of ranks and protection is left out: `ecrm launch` says it here.
+DLRM, so that TorchRec loads the saved file.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,9 +29,11 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from ecrm.config import Config, load_config
 from ecrm.data.dataset import Batch, CriteoDataset
+from ecrm.errors import NotFinite
 from ecrm.metrics import auc, logit_losses
 from ecrm.nn import DotInteraction
-from ecrm.run.plan import plan
+from ecrm.run.finite import REMEDY
+from ecrm.run.plan import dense_arch, plan
 from ecrm.session.data import Indexed
 from ecrm.session.session import Session
 
@@ -49,7 +55,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Model(DLRM):  # type: ignore[misc]
-    """TorchRec's DLRM with the interaction of `ecrm.nn`, which reads fetched rows."""
+    """TorchRec's DLRM; by default with the interaction of `ecrm.nn`, which reads fetched rows."""
 
     def __init__(self, config: Config, tables: Sequence[tuple[str, int]]) -> None:
         bags = EmbeddingBagCollection(
@@ -72,11 +78,14 @@ class Model(DLRM):  # type: ignore[misc]
         if takes_epsilon:
             numbers["eps"] = config.train.sparse_eps
         apply_optimizer_in_backward(kind, bags.parameters(), numbers)
-        self.interaction = DotInteraction(bags)
+        self.interaction = DotInteraction(bags) if dense_arch(config) == "native" else None
 
     def forward(self, dense: Tensor, ids: KeyedJaggedTensor) -> Tensor:
         """Logits, float32 [B], from dense features, float32 [B, 13], and one id per table."""
-        logits: Tensor = self.over_arch(self.interaction(self.dense_arch(dense), ids))
+        if self.interaction is None:
+            logits: Tensor = super().forward(dense, ids)
+        else:
+            logits = self.over_arch(self.interaction(self.dense_arch(dense), ids))
         return logits.squeeze(1)
 
 
@@ -85,7 +94,7 @@ def train(config: Config, **options: Any) -> Session:
     data = CriteoDataset.open(
         config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction
     )
-    names, every = [name for name, _ in data.tables], config.train.eval_every_steps
+    names, size = [name for name, _ in data.tables], config.train.global_batch
     torch.manual_seed(config.train.seed)
     session = Session(
         Model(config, data.tables),
@@ -104,57 +113,62 @@ def train(config: Config, **options: Any) -> Session:
         return dense, KeyedJaggedTensor(names, ids.t().reshape(-1), lengths=one), labels
 
     def batch_of(step: int, slot: int) -> tuple[Tensor, KeyedJaggedTensor, Tensor]:
-        return inputs(data.batch_for(step, slot, config.slots, config.train.global_batch))
+        return inputs(data.batch_for(step - session.data_began, slot, config.slots, size))
 
     def held_out(rows: list[int]) -> tuple[Tensor, KeyedJaggedTensor, Tensor]:
         return inputs(data.eval_batch(rows[0], len(rows)))
 
-    def evaluate() -> float | None:
-        """The AUC of the held-out rows, None without any or without both labels."""
+    by = config.checkpoint.keep_best
+    patience = config.train.stop_after_evaluations_without_gain
+    mode = "min" if by == "logloss" else "max"
+
+    @session.every(
+        config.train.eval_every_steps,
+        at_end=True,
+        mode=mode if patience or by != "none" else None,
+        keep_best=by != "none",
+        patience=patience,
+    )
+    def evaluate() -> None:
+        """Report the AUC and the log loss of the held-out rows; None where undefined."""
         if not data.eval_rows:
-            return None
-        rows = Indexed(
-            range(data.eval_rows), config.train.global_batch, collate=held_out, shuffle=False
-        )
+            return
+        rows = Indexed(range(data.eval_rows), size, collate=held_out, shuffle=False)
         session.model.eval()
         for dense, ids, labels in session.eval_batches(rows):
-            session.gather(logits=session.model(dense.to(session.device), ids), labels=labels)
+            logits = session.model(dense.to(session.device), ids)
+            session.gather(logits=logits, labels=labels.bool())
         labels, logits = (session.gathered[name].cpu().numpy() for name in ("labels", "logits"))
-        area = auc(labels, logits)
-        if session.is_main:
+        area, loss = auc(labels, logits), None
+        if np.isfinite(logits).all():
             loss = float(logit_losses(labels, logits).mean())
-            print(f"step {session.step}: AUC {area}, log loss {loss:.6f}", flush=True)
-        return area
+        elif config.train.on_nonfinite == "stop":
+            raise NotFinite(
+                f"the log loss of the evaluation at step {session.step} is not finite; {REMEDY}"
+            )
+        compared = loss if by == "logloss" else area
+        session.report(compared, auc=area, logloss=loss, samples=len(labels))
 
-    def report() -> None:
-        if (area := evaluate()) is not None:
-            session.report(area)
-
-    if every:
-        best = config.checkpoint.keep_best != "none"
-        patience = config.train.stop_after_evaluations_without_gain
-        mode = "max" if best or patience else None
-        session.every(every, mode=mode, keep_best=best, patience=patience)(report)
-    for dense, ids, labels in session.steps(batch_of, plan(config)):
+    for dense, ids, labels in session.steps(batch_of, plan(config), samples=size):
         logits = session.model(dense.to(session.device), ids)
         losses = F.binary_cross_entropy_with_logits(
             logits, labels.to(session.device), reduction="sum"
         )
-        (losses / config.train.global_batch).backward()
+        (losses / size).backward()
         session.log(loss=losses / len(labels))
-    if not every or session.step % every:
-        evaluate()
     return session
 
 
 def main() -> None:
-    """Train as the command line says, and save the model."""
+    """Train as the command line says, and save the model if wanted."""
     parser = argparse.ArgumentParser(description="DLRM on prepared Criteo rows")
     parser.add_argument("config", help="a TOML file, or the name of a shipped config")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--output", default="model.safetensors", help="file of the trained model")
+    parser.add_argument("--output", help="file for the trained model")
     typed = parser.parse_args()
-    train(load_config(typed.config, typed.set)).save(typed.output)
+    session = train(load_config(typed.config, typed.set))
+    if typed.output is not None:
+        session.save(typed.output)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def build_rank(
 ) -> Rank:
     """Collective: this rank with its tables, initial tables or the tables to go on with.
 
-    `features` is the number of features of the built-in model on a GPU, else `None`. `remedy` is
+    `features` is the number of embeddings of a sample multiplied on a GPU, else `None`. `remedy` is
     the advice to a person about nonfinite losses. Raises UsageError, DataError and Unrecoverable,
     each on every rank.
     """

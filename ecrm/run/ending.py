@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from ecrm.base.console import say
 from ecrm.checkpoint.keeper import Checkpoints
@@ -46,19 +48,16 @@ class Record:
 
 
 class LastWords(Protocol):
-    """The part of a run's end specific to the kind of training."""
+    """The facts of a training for the end of its run, on the reporter."""
 
-    def before_summary(self, keep: bool) -> None:
-        """Collective: do the work between the last step and the summary.
-
-        `keep` is whether the model may be kept. Raises the errors of `Ending.finish`.
-        """
+    def digested(self) -> Sequence[Tensor]:
+        """The dense part as digested for the summary."""
 
     def of_summary(self, steps: int, seconds: float) -> dict[str, Any]:
-        """Fields of the summary, on the reporter, after `steps` steps in `seconds`."""
+        """Fields of the summary, after `steps` steps in `seconds`."""
 
     def of_stopped(self) -> dict[str, Any]:
-        """Fields of stopped.json, on the reporter."""
+        """Fields of stopped.json."""
 
 
 class Ending:
@@ -117,7 +116,6 @@ class Ending:
         if self._checkpoints is not None and right:
             self._checkpoints.finish()
             self.unkept = self._checkpoints.unkept
-        self._words.before_summary(keep=right)
         with engine.recovery.recovering():
             summary = self._summary(verified, resident)
             if summary is not None:
@@ -198,7 +196,7 @@ class Ending:
         lives = lives_of(self._folder.all_events(), "complete")
         checkpoint = self._checkpoint_json()
         return {
-            **summary_json(engine, outcome, own, lives, checkpoint),
+            **summary_json(engine, outcome, own, lives, checkpoint, self._words.digested()),
             **self._record.about,
         }
 

@@ -7,7 +7,7 @@ this module. The run folder adds `time`. docs/reference/events.md is made from t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 TYPES: dict[str, tuple[type, ...]] = {
@@ -84,7 +84,6 @@ SLOT_FAILED = {
     ),
     "error": Field("text", "what it raised; null where the rank died", null=True),
 }
-AUC = Field("number", "area under the ROC curve; null where it is undefined", null=True)
 
 EVENTS: dict[str, Event] = {
     "start": Event(
@@ -95,7 +94,7 @@ EVENTS: dict[str, Event] = {
             "kernels": Field("text", "instruction set of the C++ kernels"),
             "dense_arch": Field(
                 "text",
-                "implementation of the dense parts that is used; not of a script",
+                "implementation of the interaction that is used; not of a script",
                 optional=True,
             ),
             "script": Field("text", "the script that is run", optional=True),
@@ -166,7 +165,7 @@ EVENTS: dict[str, Event] = {
                 "samples/s",
                 optional=True,
             ),
-            "steps_per_second": Field("number", "the same of a script", "steps/s", optional=True),
+            "steps_per_second": Field("number", "the same pace in steps", "steps/s"),
             "skipped": Field(
                 "integer",
                 "steps of a script that its `grad_scaler` had skipped",
@@ -178,21 +177,14 @@ EVENTS: dict[str, Event] = {
             "finished": Field(
                 "list", "[step, time it finished] of steps since the last progress step", "seconds"
             ),
-            "loss": Field(
-                "number",
-                "mean log loss of the steps in `window`; null where unknown",
-                null=True,
-                optional=True,
-            ),
-            "auc": replace(AUC, optional=True),
             "logged": Field(
                 "object",
-                "means of what a script has logged in the steps in `window`, by name",
+                "means of the values logged in the steps in `window`, by name",
                 optional=True,
             ),
             "window": Field(
                 "integer",
-                "steps since the last progress step whose loss, or log, is known",
+                "steps since the last progress step with known logs",
                 "steps",
             ),
         },
@@ -336,33 +328,24 @@ EVENTS: dict[str, Event] = {
         "`grad_scaler`, 50 steps in a row were skipped, or the scale is 0 or infinite.",
         {
             "step": STEP,
-            "found_in": Field("text", "`step`, or `evaluation` for one before that step"),
+            "found_in": Field("text", "`step`"),
             "slot": Field("integer", "lowest slot with such a loss"),
             "where": Field("text", "rows, parameter or layer where it began"),
             "why": Field("text", "the same as a sentence"),
         },
     ),
     "evaluation": Event(
-        "An evaluation on the held-out samples.",
+        "A function for `session.every` has reported named values, such as an evaluation.",
         {
             "step": Field("integer", "steps trained"),
-            "samples": Field("integer", "held-out samples", "samples"),
-            "auc": AUC,
-            "auc_error": Field("number", "most by which `auc` may be off", null=True),
-            "log_loss": Field("number", "mean log loss; null where it is undefined", null=True),
+            "values": Field(
+                "object",
+                "the values by name; null for an undefined value. A config's run has `auc` and "
+                "`logloss` of the held-out samples, and `samples`, their number",
+            ),
             "shards_away": Field(
                 "list", "shards that are not back yet, with `stateless` alone: stand-ins answered"
             ),
-        },
-    ),
-    "overfitting": Event(
-        "The held-out AUC has fallen several times in a row while the training loss fell.",
-        {
-            "step": Field("integer", "step of the last evaluation"),
-            "evaluations": Field("integer", "evaluations in a row that fell", "evaluations"),
-            "auc": Field("number", "AUC of the last evaluation"),
-            "auc_before": Field("number", "AUC before the fall"),
-            "step_before": Field("integer", "step of that evaluation"),
         },
     ),
     "ended_early": Event(

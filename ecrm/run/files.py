@@ -267,9 +267,7 @@ SUMMARY: Mapping[str, Field] = {
     "samples": Field("integer", "samples of these steps", "samples", optional=True),
     "training_seconds": Field("number", "from the first step to the last", "seconds"),
     "samples_per_second": Field("number", "over that time", "samples/s", optional=True),
-    "steps_per_second": Field(
-        "number", "the same of a script, which has no samples", "steps/s", optional=True
-    ),
+    "steps_per_second": Field("number", "the same in steps", "steps/s", optional=True),
     "step_seconds": Field(
         "object",
         "time of a step on the reporting rank",
@@ -279,13 +277,13 @@ SUMMARY: Mapping[str, Field] = {
             "max": Field("number", "longest", "seconds", null=True),
         },
     ),
-    "train_logloss": Field("number", "mean log loss over all steps", null=True, optional=True),
-    "eval_logloss": Field("number", "log loss on the held-out samples", null=True, optional=True),
-    "eval_auc": Field("number", "AUC on the held-out samples", null=True, optional=True),
-    "eval_auc_error": Field(
-        "number", "most by which `eval_auc` may be off", null=True, optional=True
+    "eval_*": Field(
+        "number",
+        "by name, the values of the last `session.report`; of a config's run `eval_auc`, "
+        "`eval_logloss` and `eval_samples`, of the held-out samples",
+        null=True,
+        optional=True,
     ),
-    "eval_samples": Field("integer", "held-out samples", "samples", optional=True),
     "protection": Field(
         "object",
         "the protection at the end",
@@ -376,7 +374,6 @@ STOPPED: Mapping[str, Field] = {
     "steps": Field("integer", "steps trained", "steps"),
     "steps_wanted": Field("integer", "steps that the config asks for", "steps"),
     "samples": Field("integer", "samples of these steps", "samples", optional=True),
-    "train_logloss": Field("number", "mean log loss over all steps", null=True, optional=True),
     "signal": Field("text", "the signal that asked"),
     **FAILURES,
     "seconds": Field("number", "from the first step to the stop", "seconds"),
@@ -398,7 +395,8 @@ def undescribed(folder: Path) -> list[str]:
 
 def check_summary(summary: Mapping[str, Any], known: Mapping[str, Field] = SUMMARY) -> None:
     """Raise ValueError unless summary.json, or stopped.json, matches the `known` fields."""
-    if wrong := problems(known, summary):
+    named = {name: known["eval_*"] for name in summary if fnmatchcase(name, "eval_*")}
+    if wrong := problems({**known, **named}, summary):
         raise ValueError("; ".join(wrong))
 
 

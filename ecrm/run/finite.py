@@ -13,7 +13,7 @@ MOST_SKIPPED = 50
 NO_SCALE = "with a loss scale of"
 """The first words of a slot's trouble if no scaling helps the gradients any more."""
 REMEDY = "lower train.sparse_lr or train.dense_lr"
-"""The remedy in the built-in trainer."""
+"""The remedy in a config's run."""
 
 
 class FiniteWatch:
@@ -80,14 +80,6 @@ class FiniteWatch:
     def _heard_of_step(self, step: int, slot: int, why: str, began: str) -> None:
         self._heard("step", step, slot, why, began)
         self._quiet_until = (step // self._window + 1) * self._window
-
-    def evaluation(self, step: int, slot: int, began: str) -> None:
-        """Note a nonfinite log loss of an evaluation after `step` steps, as in `losses`."""
-        why = (
-            f"the log loss of the evaluation at step {step} is not finite: "
-            f"in slot {slot} it began {began}"
-        )
-        self._heard("evaluation", step, slot, why, began)
 
     def checkpoint(self, step: int, why: str) -> None:
         """Note a checkpoint of `step` not written because of nonfinite values."""

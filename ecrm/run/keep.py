@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ecrm.base.console import say
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.run.build_rank import Rank
@@ -11,15 +9,8 @@ from ecrm.run.claim import ClaimedRun
 from ecrm.run.collective_check import on_one_rank
 
 
-def checkpoints_of(
-    run: ClaimedRun,
-    rank: Rank,
-    evaluations: Callable[[int], list[list[float | None]]] = lambda step: [],
-) -> Checkpoints | None:
-    """The writer of a run's checkpoints, `None` for a run without checkpoints.
-
-    `evaluations(step)` are the evaluations before a step, to be kept with the checkpoints.
-    """
+def checkpoints_of(run: ClaimedRun, rank: Rank) -> Checkpoints | None:
+    """The writer of a run's checkpoints, `None` for a run without checkpoints."""
     config, own, loaded = run.config, run.durable.own, run.durable.loaded
     if own is None or not (config.checkpoints or config.checkpoint.at_end):
         return None
@@ -32,15 +23,19 @@ def checkpoints_of(
         # the step from which mapped files go on has no checkpoint
         first=0 if run.start.mapped is not None else None,
         not_finite=rank.watch.checkpoint,
-        evaluations=evaluations,
         began_from=None if loaded is None else loaded.path,
     )
 
 
 def inherit_best(run: ClaimedRun, rank: Rank) -> None:
-    """Collective: point `best` at the best checkpoint of the run from which this run goes on."""
+    """Collective: point `best` at the best checkpoint of the run from which this run goes on.
+
+    A best model of other data is left behind.
+    """
     own, loaded = run.durable.own, run.durable.loaded
     if own is None or loaded is None:
+        return
+    if loaded.manifest.identity.get("data_began", 0) != run.start.data_began:
         return
     left_behind = on_one_rank(rank.transport, lambda: own.inherit_best(loaded))
     if left_behind and rank.transport.rank == rank.transport.live[0]:

@@ -70,20 +70,18 @@ class FileMark:
 class LogDelivery:
     """Tells logged values of slots, once for every committed step, in order.
 
-    `logged(step, values)` is called as soon as the step is committed. `tell(step, values)` is the
-    script's own code. The main rank calls `tell` at once, and marks the step as told. All remaining
-    ranks call `tell` at the next commit, after the main rank. If the main rank dies before, the
-    next main rank tells the step as the main rank.
+    `tell(step, values)` is the script's own code. The main rank calls `tell` at once, and marks the
+    step as told. All remaining ranks call `tell` at the next commit, after the main rank. If the
+    main rank dies before, the next main rank tells the step as the main rank.
     """
 
     def __init__(
         self,
         engine: Engine,
-        logged: Callable[[int, Logged], None],
         tell: Callable[[int, Logged], None],
         mark: Mark,
     ) -> None:
-        self._engine, self._logged, self._tell, self._mark = engine, logged, tell, mark
+        self._engine, self._tell, self._mark = engine, tell, mark
         self._heard = self._seen = self._before = engine.committed
         self._untold: dict[int, Logged] = {}
         self._was_main = self._is_main
@@ -115,7 +113,7 @@ class LogDelivery:
             self.ends_at = self._telling + 1 + later
 
     def deliver(self, all_of_it: bool = False) -> None:
-        """Tell newly committed steps, and let the engine forget the notes of the steps.
+        """Tell newly committed steps.
 
         `all_of_it`: the main rank is known to have told all steps.
         """
@@ -137,11 +135,8 @@ class LogDelivery:
         for step in range(self._heard, engine.committed):
             notes = engine.state.log.of(step)
             if notes:
-                self._untold[step] = {slot: _read(note) for slot, note in notes.items()}
-                self._logged(step, self._untold[step])
-        if self._heard < engine.committed:
-            self._heard = engine.committed
-            engine.state.log.forget(self._heard)
+                self._untold[step] = {slot: read_note(note) for slot, note in notes.items()}
+        self._heard = max(self._heard, engine.committed)
 
     def _tell_one(self, step: int, logged: Logged) -> None:
         self._telling, self.as_main = step, self._is_main and step >= self._told_before
@@ -153,6 +148,7 @@ class LogDelivery:
             self._mark.write(step + 1, self.ends_at)
 
 
-def _read(note: Tensor) -> dict[str, float]:
+def read_note(note: Tensor) -> dict[str, float]:
+    """The values logged by a slot in a step, from the slot's note."""
     logged: dict[str, float] = json.loads(bytes(note.tolist()))
     return logged

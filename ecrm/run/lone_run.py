@@ -66,9 +66,7 @@ def run_alone(wanted: Wanted) -> Started:
     defaults = TrainConfig()
     prepare_torch(defaults.threads)
     run = LoneRun(wanted, defaults.log_every_steps)
-    return Started(
-        run, logged=run.progress.logged, check_steps=wanted.check_steps, number=next(_numbers)
-    )
+    return Started(run, check_steps=wanted.check_steps, number=next(_numbers))
 
 
 _numbers = itertools.count(1)

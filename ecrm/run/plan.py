@@ -6,6 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -37,9 +38,10 @@ def plan(config: Config, kills: Sequence[Kill] = (), data_began: int = 0) -> int
     Reads the manifest and the sizes of the dataset's files, not the contents. Passes over the data
     count from the step `data_began` on, train.steps from the first step of the model.
 
-    Raises UsageError for a missing dataset, a dataset too small for the config, or a kill with a
-    rank or step outside the run; DataError for a damaged dataset.
+    Raises UsageError for a missing dataset, a dataset too small for the config, a kill with a rank
+    or step outside the run, or without TorchRec; DataError for a damaged dataset.
     """
+    check_torchrec()
     path = Path(config.data.path)
     manifest = read_manifest(path)
     check_files(path, manifest)
@@ -73,9 +75,24 @@ def _steps(config: Config, train_rows: int, data_began: int) -> int:
     return steps
 
 
+def check_torchrec() -> None:
+    """Raise UsageError unless TorchRec is installed, which has the model of a config."""
+    if importlib.util.find_spec("torchrec") is None:
+        raise UsageError(
+            "the model of a config needs torchrec, which is not installed",
+            otherwise="type pip install 'ecrm[torchrec]' "
+            "and then pip install --no-deps torchrec==1.8.0",
+        )
+
+
+def dense_arch(config: Config) -> str:
+    """The implementation of the interaction, `native` or `torchrec`, for `model.dense_arch`."""
+    return "native" if config.model.dense_arch == "auto" else config.model.dense_arch
+
+
 @dataclass(frozen=True)
 class BuiltIn:
-    """The built-in model over the data of a `config`: a `Trained`.
+    """The model and the data of a `config`: a `Trained`.
 
     `on` is the GPU for training the dense part, in words; "" for the CPU.
     """
@@ -146,7 +163,7 @@ def plan_start(
     init_from: Path | None = None,
     trained: Trained | None = None,
 ) -> Start:
-    """Plan a run of `config`; `trained` is by default the built-in model.
+    """Plan a run of `config`; `trained` is by default the model of the config.
 
     The run goes on from `resume`, or else begins with the weights of `init_from`. Raises UsageError
     and DataError, with advice on options, if the config cannot run like this.

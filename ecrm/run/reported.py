@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ecrm.engine.engine import Engine
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 
+EVALUATED = "eval_"
+"""The beginning of names of reported values in summary.json."""
 MODES = ("max", "min")
 """Whether the highest or the lowest value is the best."""
 
@@ -52,6 +54,9 @@ class Reported:
     - `at`: by number of a function, the step of the function's last reported value.
     - `best`, `step`: the best value and its step; NaN and -1 before the first value.
     - `without_gain`: the number of values since the best. `patience`: the patience of the goal.
+    - `of`: the values compared, as "mode step", the step at which the data began. A run that goes
+      on with other data, or with another mode, begins a new comparison.
+    - `named`: the named values reported last.
     """
 
     at: Mapping[int, int] = field(default_factory=dict)
@@ -59,31 +64,37 @@ class Reported:
     step: int = -1
     without_gain: int = 0
     patience: int = 0
+    of: str = ""
+    named: Mapping[str, float | None] = field(default_factory=dict)
 
     @staticmethod
-    def of(state: Mapping[str, Any]) -> Reported:
+    def from_state(state: Mapping[str, Any]) -> Reported:
         """The values of a replica's `reports`; JSON may have turned the keys into strings."""
         fields = {name: value for name, value in state.items() if name != "at"}
         return Reported({int(n): step for n, step in state.get("at", {}).items()}, **fields)
 
     def state(self) -> dict[str, Any]:
-        """The values for a replica's `reports`, the inverse of `of`."""
+        """The values for a replica's `reports`, the inverse of `from_state`."""
         return {**vars(self), "at": {str(number): step for number, step in self.at.items()}}
 
-    def after(self, value: float, step: int, number: int, goal: Goal | None) -> Reported:
+    def after(
+        self, value: float, step: int, number: int, goal: Goal | None, data_began: int = 0
+    ) -> Reported:
         """The values after a further value of function `number`; NaN is no value.
 
         A second value for the same step, as from a run resumed at the step, changes nothing.
         """
-        if math.isnan(value) or self.at.get(number) == step:
+        of = self.of if goal is None else f"{goal.mode} {data_began}"
+        anew = of != self.of
+        if math.isnan(value) or (self.at.get(number) == step and not anew):
             return self
-        at = {**self.at, number: step}
+        now = replace(self, at={**self.at, number: step}, of=of)
         if goal is None:
-            return Reported(at, self.best, self.step, self.without_gain, self.patience)
+            return now
         better = value > self.best if goal.mode == "max" else value < self.best
-        if better or self.step < 0:
-            return Reported(at, value, step, 0, goal.patience)
-        return Reported(at, self.best, self.step, self.without_gain + 1, goal.patience)
+        if better or anew:
+            return replace(now, best=value, step=step, without_gain=0, patience=goal.patience)
+        return replace(now, without_gain=self.without_gain + 1, patience=goal.patience)
 
     @property
     def out_of_patience(self) -> bool:
@@ -104,11 +115,13 @@ class Findings:
 
     - `stops`: whether the function has called `session.stop`.
     - `value`: the value reported by the function, NaN without a report.
+    - `named`: the named values reported by the function.
     - `reports`: the `reports` of the rank's dense replica, `None` without a replica.
     """
 
     stops: bool
     value: float
+    named: Mapping[str, float | None]
     reports: Mapping[str, Any] | None
 
 
@@ -120,8 +133,15 @@ def ended_early(engine: Engine, steps: int) -> dict[str, Any] | None:
     dense = engine.state.dense
     if dense is None or not 0 <= dense.ends_at <= engine.step < steps:
         return None
-    reported = Reported.of(dense.reports if isinstance(dense, ModuleReplica) else {})
+    reported = Reported.from_state(dense.reports if isinstance(dense, ModuleReplica) else {})
     why, best = "session.stop() was called", None
     if reported.out_of_patience:
         why, best = reported.in_words(), reported.step
     return {"step": engine.step, "steps_wanted": steps, "best_step": best, "why": why}
+
+
+def last_named(engine: Engine) -> dict[str, float | None]:
+    """The named values reported last, by name. Known to dense holders; empty elsewhere."""
+    dense = engine.state.dense
+    reports = dense.reports if isinstance(dense, ModuleReplica) else {}
+    return dict(Reported.from_state(reports).named)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ecrm.base.console import say
-from ecrm.base.wording import counted, named, survives_in_words
+from ecrm.base.wording import counted, measured, named, survives_in_words
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import Place
 from ecrm.faults.kill import Kill
@@ -21,7 +21,7 @@ from ecrm.run.run_folder import RunFolder
 
 PROGRESS = "progress"
 
-TOLD_AGAIN = frozenset((PROGRESS, "evaluation", "overfitting", "ended_early"))
+TOLD_AGAIN = frozenset((PROGRESS, "evaluation", "ended_early"))
 """Events told again whenever the step is done again."""
 
 ONCE_A_STEP = TOLD_AGAIN | {"not_finite"}
@@ -71,6 +71,8 @@ def _name_of(fields: dict[str, Any], rolled_back: int) -> Name:
         return event, step, rolled_back, fields["space"], fields["stripe"]
     if event == "not_finite":
         return event, step, rolled_back, fields["found_in"]
+    if event == "evaluation":  # several functions may report in a step
+        return event, step, rolled_back, *sorted(fields["values"])
     if event == "interrupted":
         return event, fields["number"]
     if event == "slot_failed":
@@ -284,25 +286,10 @@ class Reporter:
         return f"! no checkpoint of step {fields['step']}: {fields['why']}"
 
     def _evaluation(self, fields: dict[str, Any]) -> str:
-        if not fields["samples"]:
-            return ""
-        area, loss = (
-            "-" if value is None else f"{value:.4f}"
-            for value in (fields["auc"], fields["log_loss"])
-        )
         away = fields["shards_away"]
-        if fields["auc"] is None:
-            area = "- (all labels are alike)"
         without = f" without {named('shard', away)}" if away else ""
-        return f"evaluation at step {fields['step']}{without}: auc {area}  log loss {loss}"
-
-    def _overfitting(self, fields: dict[str, Any]) -> str:
-        return (
-            f"! the held-out auc has fallen in {fields['evaluations']} evaluations in a row, from "
-            f"{fields['auc_before']:.4f} at step "
-            f"{fields['step_before']} to {fields['auc']:.4f}, while the training loss fell: the "
-            "model overfits"
-        )
+        values = "  ".join(f"{name} {measured(value)}" for name, value in fields["values"].items())
+        return f"evaluation at step {fields['step']}{without}: {values}"
 
     def _ended_early(self, fields: dict[str, Any]) -> str:
         return ended_in_words(fields)

@@ -23,11 +23,12 @@ from typing import NoReturn
 from ecrm.config.script import Script
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.slot_faults import OF_SLOTS, Place
-from ecrm.errors import EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageError
+from ecrm.errors import DataError, EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageError
 from ecrm.model.determinism import prepare_torch, seed_slot
 from ecrm.process.gpu import is_lost
 from ecrm.process.guard import Guarded
 from ecrm.process.stop_signals import StopSignals
+from ecrm.run.check_inputs import check_inputs
 from ecrm.run.check_start import check_kernels
 from ecrm.run.claim import Job
 from ecrm.run.collective_check import collective_check
@@ -41,15 +42,17 @@ from ecrm.run.this_rank import WITHOUT_GROUPS, ThisRank, be
 class Failure:
     """The failure of a script: a line, and the user's own traceback, "" for no traceback.
 
-    `place` is the place of a slot to be tried on another rank; `None` for no second try.
+    `place` is the place of a slot to be tried on another rank; `None` for no second try. `of_data`:
+    the script met damaged data.
     """
 
     problem: str
     traceback: str = ""
     place: Place | None = None
+    of_data: bool = False
 
     def raise_it(self) -> NoReturn:
-        raise ScriptFailed(self.problem)
+        raise (DataError if self.of_data else ScriptFailed)(self.problem)
 
     def show(self) -> None:
         """Print the traceback."""
@@ -93,6 +96,8 @@ def _run(rank: ThisRank) -> int:
     Raises ScriptFailed on every rank if the script has failed on a rank.
     """
     rank.calls.awaited = False
+    if rank.script.follows_config:
+        check_inputs(rank.transport, rank.job.config)
     check_kernels(rank.transport, rank.job.config)  # first: a session moves its module at once
     be(rank)
     try:
@@ -114,7 +119,7 @@ def _to_the_end(rank: ThisRank) -> int:
             if rank.number == 1
             else (f"after session {rank.number - 1}, though another session has begun")
         )
-        failure = Failure(f"{rank.script.path} has ended {what}")
+        failure = Failure(f"{rank.script.typed} has ended {what}")
     if failure is None and rank.unfinished:
         failure = Failure(rank.unfinished)
     if failure is not None:
@@ -198,7 +203,9 @@ def _failed_by(rank: ThisRank, error: BaseException) -> Failure:
     """
     path, place = rank.script.path, _where_to_retry(rank, error)
     if isinstance(error, EcrmError):
-        return Failure(_said(rank, str(error), own_line(error, str(path))), place=place)
+        came_from = "" if rank.script.follows_config else own_line(error, str(path))
+        of_data = isinstance(error, DataError) and not isinstance(error, StrayId)
+        return Failure(_said(rank, str(error), came_from), place=place, of_data=of_data)
     last = traceback.format_exception_only(error)[-1].strip()
     if _is_of_groups(error):
         line = own_line(error, str(path))
@@ -236,7 +243,7 @@ def _said(rank: ThisRank, problem: str, came_from: str = "") -> str:
     place = f" in {rank.place}" if rank.place else ""
     place += f" ({came_from})" if came_from else ""
     line = " ".join(problem.split())
-    return f"{rank.script.path} failed on rank {rank.transport.rank}{place}: {line}"
+    return f"{rank.script.typed} failed on rank {rank.transport.rank}{place}: {line}"
 
 
 def _leaves_alone(failure: Failure, error: EcrmError) -> bool:
@@ -252,9 +259,10 @@ def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
     """
     try:
         if rank.part is not None and failure.place is not None:
-            rank.part.engine.recovery.leave(failure.place, failure.problem)
+            rank.part.engine.recovery.leave(failure.place, failure.problem, failure.of_data)
         if rank.part is not None:
-            rank.part.engine.recovery.refuse(failure.problem, ScriptFailed)
+            kind = DataError if failure.of_data else ScriptFailed
+            rank.part.engine.recovery.refuse(failure.problem, kind)
         rank.met = True
         collective_check(rank.transport, failure.raise_it)
     except EcrmError as error:

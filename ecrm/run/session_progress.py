@@ -2,54 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ecrm.engine.engine import Engine
 from ecrm.model.module_replica import ModuleReplica
-from ecrm.run.progress import Measured, StepProgress, Tell, window_start
+from ecrm.run.log_delivery import read_note
+from ecrm.run.progress import Measured, StepProgress, Tell
 
 
 class SessionProgress(StepProgress):
     """The progress report of a session, every few steps.
 
-    Every dense holder gets the values `logged` in committed steps, so that any reporter has the
-    values. `open_end`: whether the data may end before the last step.
+    Every dense holder has the notes of slots on each step (`ecrm/engine/step_log.py`). So the
+    logged values depend only on the finished steps, not on the reporter or on deaths. `open_end`:
+    whether the data may end before the last step. `samples`: the number of samples in a step, 0 if
+    unknown.
     """
 
-    def __init__(self, steps: int, every: int, tell: Tell, open_end: bool = False) -> None:
+    def __init__(
+        self, steps: int, every: int, tell: Tell, open_end: bool = False, samples: int = 0
+    ) -> None:
         super().__init__(steps, every, tell)
+        self._samples = samples
         self._of = f"{' of at most ' if open_end else '/'}{steps}"
-        self._logged: dict[int, list[Mapping[str, float]]] = {}
-
-    def logged(self, step: int, by_slot: Mapping[int, Mapping[str, float]]) -> None:
-        """Keep the values logged by slots in a step, for the next progress step."""
-        self._logged[step] = list(by_slot.values())
-        start = window_start(step + 1, self._every)
-        self._logged = {at: values for at, values in self._logged.items() if at >= start}
 
     def counted(self, step: int, steps_per_second: float) -> dict[str, Any]:
-        return {"steps_per_second": steps_per_second}
+        return {
+            "steps_per_second": steps_per_second,
+            **samples_of(self._samples, step, steps_per_second),
+        }
 
     def measured(self, engine: Engine, first: int) -> Measured:
-        known = {step: all_ for step, all_ in self._logged.items() if first <= step < engine.step}
-        fields = {
-            "skipped": steps_skipped(engine),
-            "logged": _means([one for all_ in known.values() for one in all_]),
-        }
-        return lambda: {**fields, "window": len(known)}
+        step, skipped = engine.step, steps_skipped(engine)
+
+        def measure() -> dict[str, Any]:
+            log = engine.state.log  # a new dense holder gets a new log
+            known = [notes for at in range(first, step) if (notes := log.of(at))]
+            logged = [read_note(note) for notes in known for note in notes.values()]
+            return {"skipped": skipped, "logged": _means(logged), "window": len(known)}
+
+        return measure
 
     def in_words(self, fields: dict[str, Any], window: int) -> str:
         logged = "".join(f"{name} {value:.4f}  " for name, value in fields["logged"].items())
         known = f"(of {fields['window']} of {window} steps)  " if logged else ""
+        rate = fields.get("samples_per_second")
+        pace = "" if rate is None else f"{rate:>9,.0f} samples/s  "
         skipped = f"skipped {fields['skipped']}  " if fields["skipped"] else ""
         return (
             f"step {fields['step']:>{len(str(self._steps))}}{self._of}  "
-            f"{fields['steps_per_second']:>7,.1f} steps/s  "
+            f"{fields['steps_per_second']:>7,.1f} steps/s  {pace}"
             f"{logged}{known if fields['window'] < window else ''}"
             f"{skipped}committed {fields['committed']}  "
             f"failures left {fields['failures_left']}  rebuilt {fields['rebuilt']:.0%}"
         )
+
+
+def samples_of(samples: int, step: int, steps_per_second: float) -> dict[str, Any]:
+    """The number of samples after `step` steps and the pace; empty if `samples`, a step's, is 0."""
+    if not samples:
+        return {}
+    return {"samples": step * samples, "samples_per_second": steps_per_second * samples}
 
 
 def steps_skipped(engine: Engine) -> int:
@@ -58,7 +72,7 @@ def steps_skipped(engine: Engine) -> int:
     return dense.skipped if isinstance(dense, ModuleReplica) else 0
 
 
-def _means(logged: list[Mapping[str, float]]) -> dict[str, float]:
+def _means(logged: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each value by name, over all slots with the value."""
     names = sorted({name for values in logged for name in values})
     return {

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ecrm.base.allocate import Allocate
 from ecrm.base.console import Waiting, say
-from ecrm.base.wording import counted
+from ecrm.base.wording import counted, measured
 from ecrm.config.schema import Config
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
@@ -24,7 +25,7 @@ from ecrm.errors import EcrmError, Unrecoverable, UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import leaves
 from ecrm.placement.sparse_optimizer import SparseOptimizer
-from ecrm.placement.tables import row_spaces
+from ecrm.placement.tables import Table, row_spaces
 from ecrm.process.device import device_of, gpu_trained_on
 from ecrm.process.preflight import host_name
 from ecrm.run.announce import start_fields, start_in_words, tell_end
@@ -35,18 +36,21 @@ from ecrm.run.collective_check import collective_check, share_at_start, share_js
 from ecrm.run.connect import Cluster, connect
 from ecrm.run.consistency import Alike, given_of
 from ecrm.run.ending import Ending, Record
+from ecrm.run.finite import REMEDY as OF_CONFIGS
 from ecrm.run.keep import checkpoints_of, inherit_best
 from ecrm.run.loaded_files import with_digests
 from ecrm.run.log_delivery import FileMark, NoMark
 from ecrm.run.memory_check import check_memory
+from ecrm.run.plan import BuiltIn, dense_arch
 from ecrm.run.policy import policy_of
 from ecrm.run.rank_run import RankRun, RunStopped
-from ecrm.run.reported import ended_early
+from ecrm.run.reported import EVALUATED, ended_early, last_named
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import make_run_dir
-from ecrm.run.session_progress import SessionProgress, steps_skipped
+from ecrm.run.session_progress import SessionProgress, samples_of, steps_skipped
 from ecrm.run.standstill import Standstill
 from ecrm.run.started import Started, Wanted, too_late
+from ecrm.run.summary import flat_state
 from ecrm.run.this_rank import WITHOUT_GROUPS, ThisRank, this_rank
 from ecrm.run.trained_module import (
     TrainedModule,
@@ -87,7 +91,7 @@ def start_run(wanted: Wanted) -> Started:
         free_memory()
     rank.met = True
     collective_check(transport, lambda: _check_begun(in_vain))
-    job = rank.job_of(rank.number)
+    job, follows = rank.job_of(rank.number), rank.script.follows_config
     gone = () if rank.number == 1 else _gone(transport, job.config)
 
     def say_on_first(line: str) -> None:
@@ -95,15 +99,19 @@ def start_run(wanted: Wanted) -> Started:
             say(line)
 
     with Waiting(say_on_first) as waiting:
-        waiting("the script and the config are checked")
+        waiting(f"{'the' if follows else 'the script and the'} config are checked")
         started = len(transport.live) + len(gone)
-        config = collective_check(transport, lambda: _config(job, wanted, started))
-        wanted = replace(wanted, tables=with_digests(transport, wanted.tables))
-        trained = _trained(wanted, config)
-        _check(transport, rank, config, trained)
+        config = collective_check(transport, lambda: _config(job, wanted, started, follows))
+        wanted = replace(wanted, tables=with_digests(transport, _named(wanted.tables, follows)))
+        module = _trained(wanted, config)
+        _check(transport, rank, config, module)
+        trained = BuiltIn(config, module.on) if follows else module
         run = claim_run(transport, replace(job, config=config), trained, waiting)
         if run is None:
             raise RunStopped(0)
+        replica = wanted.make_dense()
+        if follows and run.start.checkpoints and isinstance(replica, ModuleReplica):
+            replica.goes_on_from = run.start.checkpoints[0].step
         rank.held.append(run.held)
         cluster = connect(transport, run, gone)
         lacking = check_memory(transport, config, cluster, row_spaces(wanted.tables))
@@ -119,16 +127,18 @@ def start_run(wanted: Wanted) -> Started:
             lambda transport, hooks, allocate: _engine(
                 transport, hooks, allocate, run, cluster, wanted, whereabouts
             ),
-            REMEDY,
+            OF_CONFIGS if follows else REMEDY,
+            _multiplied(config, wanted) if follows else None,
         )
+        own = {"script": rank.script.typed}
+        if follows:
+            own = {"dense_arch": dense_arch(config)}
         end = {"open_end": True} if wanted.open_end else {}
-        fields = start_fields(run, cluster, built, {"script": str(rank.script.path), **end})
+        fields = start_fields(run, cluster, built, {**own, **end})
     built.standstill.places = whereabouts.places
-    rank_run, progress, words = _rank_run(
-        rank, run, built, fields, wanted.open_end, wanted.keeps_best
-    )
+    rank_run, words = _rank_run(rank, run, built, fields, wanted)
     built.standstill.watch(built.engine)
-    _tell_start(run, cluster, built, fields)
+    _tell_start(run, cluster, built, fields, wanted)
     gc.collect()
     # collecting garbage among all objects of torch would stop every rank for 0.1 to 0.4 s
     gc.freeze()
@@ -141,10 +151,20 @@ def start_run(wanted: Wanted) -> Started:
 
     rank.part = ScriptPart(rank_run, run.folder, built.standstill, doing, words, wanted.make_dense)
     typed = config.train.check_determinism
-    check_steps = wanted.check_steps if typed < 0 else typed
+    if typed < 0:
+        typed = 0 if follows else wanted.check_steps  # tests have checked the recipe
     finite = config.train.on_nonfinite == "stop"
     mark = NoMark() if run.folder.path is None else FileMark(run.folder.path / TOLD)
-    return Started(rank_run, doing, progress.logged, check_steps, finite, mark, rank.number)
+    return Started(
+        rank_run,
+        doing,
+        typed,
+        finite,
+        mark,
+        rank.number,
+        run.start.steps,
+        run.start.data_began,
+    )
 
 
 def _end_before(rank: ThisRank) -> None:
@@ -217,19 +237,20 @@ def _rank_run(
     run: ClaimedRun,
     rank: Rank,
     fields: dict[str, Any],
-    open_end: bool,
-    keeps_best: bool,
-) -> tuple[RankRun, SessionProgress, LastWords]:
-    """This rank's part in the run, the progress lines, and the facts of the end."""
+    wanted: Wanted,
+) -> tuple[RankRun, LastWords]:
+    """This rank's part in the run, and the facts of the end."""
     engine, steps = rank.engine, run.start.steps
     every = run.config.train.log_every_steps
-    progress = SessionProgress(steps, every, rank.reporter.progress, open_end)
+    progress = SessionProgress(
+        steps, every, rank.reporter.progress, wanted.open_end, wanted.samples
+    )
     progress.begins_at(engine)
     checkpoints = checkpoints_of(run, rank)
-    if keeps_best:
+    if wanted.keeps_best:
         inherit_best(run, rank)
     record = Record(run.folder, fields, rank.meters.traffic, rank.meters.profile)
-    words = LastWords(engine, steps)
+    words = LastWords(engine, steps, wanted.samples, flat=this.script.follows_config)
     ending = Ending(engine, run.config, steps, record, checkpoints, progress, words)
     progress.restart_clock()
 
@@ -247,14 +268,32 @@ def _rank_run(
         lambda: this.stop.received,
         told,
     )
-    return rank_run, progress, words
+    return rank_run, words
 
 
-def _config(job: Job, wanted: Wanted, started: int) -> Config:
-    """Merge the script's choices into the config. Raises UsageError if the two conflict."""
+def _named(tables: Sequence[Table], follows: bool) -> list[Table]:
+    """The tables of a run; in a config's run by their names in the data."""
+    if not follows:
+        return list(tables)
+    return [replace(table, name=table.name.rpartition(".")[2]) for table in tables]
+
+
+def _multiplied(config: Config, wanted: Wanted) -> int | None:
+    """The number of embeddings of a sample multiplied on the GPU; `None` for none."""
+    native = dense_arch(config) == "native" and config.train.device == "cuda"
+    return len(wanted.tables) if native else None
+
+
+def _config(job: Job, wanted: Wanted, started: int, follows: bool) -> Config:
+    """Merge the script's choices into the config. Raises UsageError if the two conflict.
+
+    `follows`: the script follows the config, and has no choices of its own.
+    """
     config = job.config
     check_started(started, config)
     check_best(config, job.run_dir, wanted)
+    if follows:
+        return config
     trainers = config.cluster.trainers
     if wanted.slots < trainers:
         raise UsageError(
@@ -310,16 +349,18 @@ def check_best(config: Config, run_dir: Path | None, wanted: Wanted) -> None:
 def _check(transport: Transport, rank: ThisRank, config: Config, trained: TrainedModule) -> None:
     """Collective: raise UsageError on every rank unless all have the same script, config and model.
 
-    The arguments of the script and the first weights must be the same, too.
+    The arguments of the script and the first weights must be the same, too. A config and its data
+    were compared before.
     """
-    text = collective_check(transport, rank.script.path.read_bytes)
-    mine = given_of(
-        host_name(),
-        config,
-        trained.wanted.steps,
-        script=[hashlib.sha256(text).hexdigest(), list(rank.script.arguments)],
-    )
-    check_alike(transport, mine, ALIKE)
+    if not rank.script.follows_config:
+        text = collective_check(transport, rank.script.path.read_bytes)
+        mine = given_of(
+            host_name(),
+            config,
+            trained.wanted.steps,
+            script=[hashlib.sha256(text).hexdigest(), list(rank.script.arguments)],
+        )
+        check_alike(transport, mine, ALIKE)
     check_models(share_json(transport, trained.about()))
     check_weights(share_json(transport, trained.weights))
 
@@ -408,17 +449,17 @@ def _engine(
     )
 
 
-def _tell_start(run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str, Any]) -> None:
+def _tell_start(
+    run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str, Any], wanted: Wanted
+) -> None:
     """Report the start of the run."""
+    steps = f"{'at most ' if wanted.open_end else ''}{counted(run.start.steps, 'step')}"
+    if wanted.samples:
+        steps += f" of {counted(wanted.samples, 'sample')}"
+    arch = f"dense arch {fields['dense_arch']}, " if "dense_arch" in fields else ""
     rank.reporter.started(
         {**fields, "failures_left": rank.engine.state.failures_left},
-        start_in_words(
-            run.config,
-            cluster.protection,
-            fields,
-            f"{'at most ' if 'open_end' in fields else ''}{counted(run.start.steps, 'step')}",
-            "",
-        ),
+        start_in_words(run.config, cluster.protection, fields, steps, arch),
     )
 
 
@@ -499,25 +540,43 @@ class ScriptPart:
 
 
 class LastWords:
-    """The facts reported at the end of a session's run."""
+    """The facts reported at the end of a session's run.
 
-    def __init__(self, engine: Engine, steps: int) -> None:
-        self._engine, self._steps = engine, steps
+    `samples` is the number of samples in a step, 0 if unknown. `flat`: the dense part is digested
+    as `flat_state`.
+    """
+
+    def __init__(self, engine: Engine, steps: int, samples: int = 0, flat: bool = False) -> None:
+        self._engine, self._steps, self._samples, self._flat = engine, steps, samples, flat
         self.sessions: int | None = None
         """The number of the script's sessions, once the script has ended."""
 
-    def before_summary(self, keep: bool) -> None:
-        """Do nothing: the script itself has evaluated the model."""
+    def digested(self) -> Sequence[Tensor]:
+        """The dense part, on the reporter, as digested for the summary."""
+        dense = self._engine.state.dense
+        assert isinstance(dense, ModuleReplica)
+        return flat_state(dense) if self._flat else dense.state_tensors
 
     def of_summary(self, steps: int, seconds: float) -> dict[str, Any]:
+        """Fields of the summary, on the reporter, after `steps` steps in `seconds`."""
+        pace = steps / seconds
+        named = last_named(self._engine).items()
         return {
-            "steps_per_second": steps / seconds,
+            "steps_per_second": pace,
+            **samples_of(self._samples, self._engine.step, pace),
+            **{EVALUATED + name: value for name, value in named},
             "sessions": self.sessions,
             "ended_early": ended_early(self._engine, self._steps),
-            **self.of_stopped(),
+            **self._counts,
         }
 
     def of_stopped(self) -> dict[str, Any]:
+        """Fields of stopped.json, on the reporter."""
+        samples = self._samples * self._engine.step
+        return {**({"samples": samples} if self._samples else {}), **self._counts}
+
+    @property
+    def _counts(self) -> dict[str, Any]:
         return {"steps_skipped": steps_skipped(self._engine), "slot_faults": self._slot_faults}
 
     @property
@@ -527,5 +586,15 @@ class LastWords:
 
 
 def _pace(summary: dict[str, Any] | None) -> str:
-    """The speed of a run in steps per second, in words; "" without a summary."""
-    return "" if summary is None else f"{summary['steps_per_second']:,.1f} steps/s"
+    """The speed of a run, and the first value reported last, in words; "" without a summary."""
+    if summary is None:
+        return ""
+    if "samples_per_second" in summary:
+        pace = f"{summary['samples_per_second']:,.0f} samples/s"
+    else:
+        pace = f"{summary['steps_per_second']:,.1f} steps/s"
+    named = [name for name in summary if name.startswith(EVALUATED)][:1]
+    found = [
+        f", evaluation {name.removeprefix(EVALUATED)} {measured(summary[name])}" for name in named
+    ]
+    return pace + "".join(found)

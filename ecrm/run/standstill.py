@@ -20,7 +20,7 @@ class Standstill:
 
     The watcher goes between an engine and the engine's `hooks`, to see the phases. The reporter
     prints one line for each standstill. `places` returns the places of the script's own code, by
-    rank, of ranks on this host; an empty mapping for the built-in trainer.
+    rank, of ranks on this host; an empty mapping without such code.
     """
 
     def __init__(self, hooks: Hooks, seconds: float = QUIET_SECONDS) -> None:

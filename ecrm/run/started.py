@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +31,7 @@ class Wanted:
     - `check_steps`: as `Started.check_steps`, wanted by the script.
     - `device`: the device of the module.
     - `keeps_best`: whether the best model is kept, by values reported by the script.
+    - `samples`: the number of samples in a step, 0 if unknown.
     """
 
     tables: Sequence[Table]
@@ -43,6 +44,7 @@ class Wanted:
     open_end: bool = False
     device: torch.device = CPU
     keeps_best: bool = False
+    samples: int = 0
 
 
 def _ignore(*_: object) -> None:
@@ -55,21 +57,22 @@ class Started:
 
     - `doing(place)`: the user's code begins on a slot or a batch, or on other work in words; ""
       once the code is through.
-    - `logged(step, {slot: {name: value}})`: the values logged by slots in a committed step, each
-      step once and in order.
     - `check_steps`: the number of steps with each slot computed twice, to compare the bits.
     - `mark`: how far the main rank has told the script of commits.
     - `number`: the number of the session in the script, the first being 1.
     - `finite`: whether saving a nonfinite model is refused.
+    - `steps`: the number of steps; `None` for the wanted number.
+    - `data_began`: the step at which the data of a config's run began.
     """
 
     run: Run
     doing: Callable[[Place | str], None] = _ignore
-    logged: Callable[[int, Mapping[int, Mapping[str, float]]], None] = _ignore
     check_steps: int = 0
     finite: bool = True
     mark: Mark = field(default_factory=NoMark)
     number: int = 1
+    steps: int | None = None
+    data_began: int = 0
 
 
 def too_late(engine: Engine, trained: int) -> Unrecoverable:

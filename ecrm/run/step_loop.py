@@ -12,7 +12,6 @@ from ecrm.engine.computed import Computed
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.step_input import StepInput
-from ecrm.errors import DataError
 
 Batch = TypeVar("Batch")
 
@@ -104,16 +103,6 @@ class Rehearsal(Protocol[Batch]):
         """Take note of a finished recovery: a step is rehearsed again."""
 
 
-class Doubts(Protocol):
-    """Decides about data unreadable for a rank: bad on every rank, or only on this rank?"""
-
-    def failed(self, error: DataError, /) -> None:
-        """Note an error met by this rank, and bring all ranks into a recovery."""
-
-    def compare(self) -> None:
-        """Collective, after the recovery. Raises DataError if the run, or this rank, ends."""
-
-
 class Run(Protocol):
     """One rank's part in a run. Every live rank calls the same methods in the same order.
 
@@ -163,7 +152,6 @@ class StepLoop(Generic[Batch]):
       in `finish()` may bring the loop back to training.
     - `heard()`: called after each step and each recovery, before the run counts the step: notes on
       steps have become known.
-    - `doubts`: decides about a DataError; with `None` a DataError is an error like any other.
     - `skips`: whether all ranks skip a step with trouble in a slot.
     - `rehearsal`: the rehearsal before a step, `None` for no rehearsal.
     - `ends_at()`: the later step before which this rank wants training to end; -1 for no wish.
@@ -177,14 +165,13 @@ class StepLoop(Generic[Batch]):
         due: Due,
         finish: Callable[[], None],
         heard: Callable[[], None] = lambda: None,
-        doubts: Doubts | None = None,
         skips: bool = False,
         rehearsal: Rehearsal[Batch] | None = None,
         ends_at: Callable[[], int] = lambda: -1,
     ) -> None:
         self._run, self._engine, self._due = run, run.engine, due
         self._batches, self._steps, self._skips = batches, steps, skips
-        self._finish, self._heard, self._doubts = finish, heard, doubts
+        self._finish, self._heard = finish, heard
         self._rehearsal, self._ends_at = rehearsal, ends_at
         self._kept: dict[tuple[int, int], Batch] = {}
         self._computed: Computed[SlotResult] = Computed()
@@ -198,19 +185,12 @@ class StepLoop(Generic[Batch]):
         recovered = self._engine.recovery.began_with_one
         while True:
             try:
-                if recovered and self._engine.recovery.doubted and self._doubts is not None:
-                    self._doubts.compare()
                 heard, recovered = recovered, False
                 yield from self._to_the_end(heard)
                 return
             except StopAgreed:
                 recovered = self._stop()
             except StepAborted:
-                recovered = True
-            except DataError as error:
-                if recovered or self._doubts is None:
-                    raise
-                self._doubts.failed(error)
                 recovered = True
             self.went_back()
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import signal
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from ecrm.base.wording import counted
+from ecrm.device.copies import on_host
 from ecrm.engine.engine import Engine
 from ecrm.engine.memory_count import Memory
+from ecrm.model.module_replica import ModuleReplica
 from ecrm.protection.base import VerifyReport
 
 
@@ -32,12 +36,20 @@ class Outcome:
     step_seconds: dict[str, float | None]
 
 
-class Hashed(Protocol):
-    """A dense replica to be digested for the summary."""
+def flat_state(replica: ModuleReplica) -> list[Tensor]:
+    """The dense state of a config's run, on the CPU: parameters, one step count, then each moment.
 
-    @property
-    def state_tensors(self) -> list[Tensor]:
-        """Parameters and optimizer state, in the same order on all holders."""
+    Every part holds the numbers of all parameters. Digests of configs keep this arrangement of
+    version 0.1, so that digests of all versions can be compared.
+    """
+    parameters = replica.parameters
+    optimizer = replica.optimizer
+    states = [] if optimizer is None else [optimizer.state.get(p, {}) for p in parameters]
+    parts = [torch.cat([p.detach().reshape(-1) for p in parameters])]
+    for name, first in states[0].items() if states else ():
+        moments = [state[name].reshape(-1) for state in states]
+        parts.append(first if name == "step" else torch.cat(moments))
+    return on_host(*parts)
 
 
 def summary_json(
@@ -46,17 +58,18 @@ def summary_json(
     own: dict[str, Any],
     lives: list[dict[str, Any]],
     checkpoint: dict[str, Any],
+    dense: Sequence[Tensor],
 ) -> dict[str, Any]:
     """The summary of a complete run; `checkpoint` is a result of `checkpoint_json`.
 
-    `own` are fields specific to the kind of training.
+    `own` are fields specific to the kind of training. `dense` is the dense part to digest.
     """
     state, verified = engine.state, outcome.verified
     return {
         "steps": engine.step,
         "training_seconds": outcome.training_seconds,
         **own,
-        **_digests(engine, outcome.tables),
+        **_digests(dense, outcome.tables),
         "step_seconds": outcome.step_seconds,
         "memory_bytes": outcome.memory.total,
         "memory_bytes_per_rank": outcome.memory.per_rank,
@@ -85,10 +98,10 @@ def summary_json(
     }
 
 
-def _digests(engine: Engine, tables: dict[str, str]) -> dict[str, Any]:
+def _digests(tensors: Sequence[Tensor], tables: dict[str, str]) -> dict[str, Any]:
     """SHA-256 of each table, of dense parameters with optimizer state, and of all digests."""
     dense = hashlib.sha256()
-    for tensor in cast(Hashed, engine.state.dense).state_tensors:
+    for tensor in tensors:
         dense.update(tensor.contiguous().numpy().data)
     model = hashlib.sha256("".join((*tables.values(), dense.hexdigest())).encode())
     return {
@@ -125,14 +138,13 @@ def checkpoint_json(step: int, unkept: str) -> dict[str, Any]:
 
 def stopped_in_words(stopped: dict[str, Any], folder: Path | None) -> str:
     """The content of stopped.json in one line, with the path of the file."""
-    step, loss = stopped["steps"], stopped.get("train_logloss")
+    step = stopped["steps"]
     when = f"after step {step} of {stopped['steps_wanted']}" if step else "before the first step"
     samples = f"; {counted(stopped['samples'], 'sample')}" if "samples" in stopped else ""
-    losses = "" if loss is None else f", log loss {loss:.4f}"
     kept = stopped["checkpoint_step"]
     checkpoint = f", checkpoint of step {kept}" if kept else ""
     where = "" if folder is None else f"; in {folder / 'stopped.json'}"
     return (
-        f"stopped by {stopped['signal']} {when}{samples}{losses}, "
+        f"stopped by {stopped['signal']} {when}{samples}, "
         f"{counted(len(stopped['failures']), 'failure')} survived{checkpoint}{where}"
     )

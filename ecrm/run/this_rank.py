@@ -103,13 +103,13 @@ class ThisRank:
         """Why the session that trains is not through, as a sentence; "" if it is."""
         if self.place:
             return (
-                f"{self.script.path} has left a loop in {self.place}: let loops over session.steps "
-                "and session.eval_batches run to their end; to end training early, call "
-                "session.stop() in the loop's body, and leave out break"
+                f"{self.script.typed} has left a loop in {self.place}: let loops over "
+                "session.steps and session.eval_batches run to their end; to end training early, "
+                "call session.stop() in the loop's body, and leave out break"
             )
         if self.part is not None and self.part.steps_left:
             return (
-                f"{self.script.path} has ended {self.part.steps_left} steps before its training: "
+                f"{self.script.typed} has ended {self.part.steps_left} steps before its training: "
                 "let the loop over session.steps run to its end; to end training early, call "
                 "session.stop() in the loop's body"
             )

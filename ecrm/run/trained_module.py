@@ -160,7 +160,7 @@ def _beginning(initial: Initial | None) -> list[float] | str | None:
 
 def _check_that_it_is_a_session(path: Path, said: dict[str, Any]) -> None:
     if "tensor" not in said:
-        raise UsageError(f"{path} is of the built-in trainer, and not of a script: {ANEW}")
+        raise UsageError(f"{path} is of a config, and not of a script: {ANEW}")
 
 
 def without_optimizers(identity: dict[str, Any]) -> dict[str, Any]:

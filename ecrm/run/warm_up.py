@@ -24,7 +24,7 @@ def warm_up_kernels(
 ) -> None:
     """Collective: compile the kernels needed on this rank's GPU, and print the time taken.
 
-    `features` is the number of embeddings of a sample multiplied by the built-in model on the GPU,
+    `features` is the number of embeddings of a sample multiplied by the model on the GPU,
     `None` for none. A rank without a GPU compiles no kernels.
     """
     devices = [device_of(config, name) for name in DEVICES]

@@ -37,7 +37,7 @@ from ecrm.run.reported import goal_of
 from ecrm.run.session_run import start_run
 from ecrm.run.started import Start, Started, Wanted
 from ecrm.run.this_rank import is_rank, this_rank
-from ecrm.session.data import Batches, feed_of, steps_of
+from ecrm.session.data import Batches, Indexed, feed_of, steps_of
 from ecrm.session.determinism_check import undo_is_tried
 from ecrm.session.device import move, session_device
 from ecrm.session.evaluation import EvalBatches, Evaluation
@@ -221,7 +221,9 @@ class Session:
         self._check_before("on_commit")
         self._listeners.append(listener)
 
-    def steps(self, batches: Batches, steps: int | None = None) -> Iterator[Any]:
+    def steps(
+        self, batches: Batches, steps: int | None = None, samples: int | None = None
+    ) -> Iterator[Any]:
         """Train up to step `steps`: yield the batch of every (step, slot) run by the rank.
 
         `batches` is an `ecrm.Indexed`, an `ecrm.Streams`, or a function of (step, slot). The batch
@@ -231,6 +233,9 @@ class Session:
         the loop's body gets no batch of the slot. The loop's body calls the model and `backward`,
         and must not wait for other ranks. A step undone by a failure is yielded again. Ranks
         without slots get no batch: the loop ends with the training.
+
+        `samples` is the number of samples in a step: progress and summary then count samples, too.
+        Indexed knows the number.
         """
         if self._loop is not None:
             raise self._has_begun()
@@ -247,7 +252,9 @@ class Session:
                 f"session.steps(batches, {steps}): at least 1 is needed",
                 otherwise="to evaluate a model alone, loop over session.eval_batches",
             )
-        yield from self._steps(batches, steps)
+        if samples is None:
+            samples = batches.batch_size * self._slots if isinstance(batches, Indexed) else 0
+        yield from self._steps(batches, steps, whole(samples, "session.steps(samples", 0))
 
     def _has_begun(self) -> UsageError:
         """The error for a session already trained, or used for evaluation alone."""
@@ -262,11 +269,12 @@ class Session:
             otherwise="make another Session for the next model",
         )
 
-    def _steps(self, batches: Batches, steps: int) -> Iterator[Any]:
+    def _steps(self, batches: Batches, steps: int, samples: int = 0) -> Iterator[Any]:
         feed = feed_of(batches, self._slots, steps, self._seed)
         self._replica.with_streams = feed.streams
         try:
-            started = self._started = self._begin(steps, open_end=feed.streams)
+            started = self._started = self._begin(steps, feed.streams, samples)
+            steps = steps if started.steps is None else started.steps
             doing, engine = started.doing, started.run.engine
             self._replica.tries_undo = partial(undo_is_tried, engine, started.check_steps)
             self._replica.used_by_steps = {"before_step": self._user_before_step}
@@ -335,21 +343,24 @@ class Session:
         """
         self._loop_of("stop").stop()
 
-    def report(self, value: float) -> None:
-        """In a function for `every`: report the value found by an evaluation.
+    def report(self, value: float | None = None, /, **values: float | None) -> None:
+        """In a function for `every`: report the values found by an evaluation.
 
-        The value steps a `ReduceLROnPlateau`, a scheduler not stepped with every step. `every` with
-        a `mode` compares the value. Of several values on a rank the last counts; of several ranks,
-        the lowest rank counts, and a single rank may report alone. Raises UsageError for NaN and
-        for a value other than a number.
+        The first `value` steps a `ReduceLROnPlateau`, a scheduler not stepped with every step.
+        `every` with a `mode` compares the first value. Named `values` go into an event of the run,
+        to TensorBoard, and, from the last report, into summary.json as `eval_NAME`. A value of
+        `None` is undefined. Of several reports on a rank the last counts; of several ranks, the
+        lowest rank counts, and a single rank may report alone. Raises UsageError for NaN and for a
+        value other than a number.
         """
-        try:
-            value = float(value)
-        except (TypeError, ValueError):
-            raise UsageError(f"session.report({value!r}): give one number") from None
-        if math.isnan(value):
-            raise UsageError("session.report(nan): there is nothing to go by")
-        self._loop_of("report").report(value)
+        found = math.nan
+        if value is not None or not values:
+            found = _number("session.report", value)
+        named = {
+            name: None if each is None else _number(f"session.report({name}", each, "=")
+            for name, each in values.items()
+        }
+        self._loop_of("report").report(found, named)
 
     def _loop_of(self, what: str) -> SessionLoop:
         if self._loop is None:
@@ -357,7 +368,13 @@ class Session:
         return self._loop
 
     def every(
-        self, steps: int, *, mode: str | None = None, keep_best: bool = False, patience: int = 0
+        self,
+        steps: int,
+        *,
+        mode: str | None = None,
+        keep_best: bool = False,
+        patience: int = 0,
+        at_end: bool = False,
     ) -> Callable[[Callable[[], object]], Callable[[], object]]:
         """Decorate a function to be called on every rank after every `steps` steps.
 
@@ -378,11 +395,13 @@ class Session:
         - `patience`: training ends after `patience` values in a row without a better value; 0 for
           never.
 
+        With `at_end` the function is called after the last step, too; with `steps` 0 only then.
+
         Raises UsageError for a second function with a mode. A run on ranks without checkpoints
         refuses `keep_best` at its start; a process without ranks only warns.
         """
         self._check_before("every")
-        steps = whole(steps, "session.every(steps", 1)
+        steps = whole(steps, "session.every(steps", 0 if at_end else 1)
         goal = goal_of(mode, keep_best, whole(patience, "session.every(patience", 0))
         if goal is not None and any(every.goal is not None for every in self._every):
             raise UsageError("session.every has a mode twice: compare the values of one function")
@@ -392,7 +411,7 @@ class Session:
                 work()
                 self._check_evaluated()
 
-            self._every.append(Every(steps, to_the_end, goal, work))
+            self._every.append(Every(steps, to_the_end, goal, work, at_end))
             return work
 
         return add
@@ -595,6 +614,11 @@ class Session:
         return self._begun("step").run.engine.step
 
     @property
+    def data_began(self) -> int:
+        """The step with the first batch of the data: not 0 in a config's run on new data."""
+        return self._begun("data_began").data_began
+
+    @property
     def is_main(self) -> bool:
         """Whether the rank should print; after the death of the main rank a survivor takes over.
 
@@ -663,7 +687,7 @@ class Session:
         """
         self._loop_of("log").log(values)
 
-    def _begin(self, steps: int, open_end: bool) -> Started:
+    def _begin(self, steps: int, open_end: bool, samples: int) -> Started:
         self._replica.check_parameters()
         self._replica.check_frozen("session.steps")
         self._replica.start_here()
@@ -679,6 +703,7 @@ class Session:
                 open_end,
                 self.device,
                 any(every.goal is not None and every.goal.keep_best for every in self._every),
+                samples,
             )
         )
 
@@ -700,6 +725,17 @@ def _check_function(name: str, thing: Any, given: str) -> None:
             f"Session({name}=...) is a {kind}, and not a function that makes one",
             otherwise=f"type {name}=lambda {given}: {type(thing).__name__}({given}, ...)",
         )
+
+
+def _number(where: str, value: object, sign: str = "(") -> float:
+    """A value given to `report`: an int stays an int. Raises UsageError for NaN and non-numbers."""
+    try:
+        number = value if type(value) is int else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise UsageError(f"{where}{sign}{value!r}): give one number") from None
+    if math.isnan(number):
+        raise UsageError(f"{where}{sign}nan): there is nothing to go by")
+    return number
 
 
 def _no_batch(step: int, slot: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ecrm.base.console import say
 from ecrm.device.copies import coming, on_device
@@ -204,6 +205,7 @@ class SlotWork:
         self._logged: dict[str, float] | None = None
         self._leaves: list[Tensor] = []
         self._scaler_calls: int | None = None
+        self._hook: RemovableHandle | None = None
         self._skipped = self._stops = False
         self._had_gradients, self._told = False, 0
         self._watch = BodyWatch(self._tell)
@@ -269,8 +271,28 @@ class SlotWork:
         self._scaler_calls = self._replica.scaler_calls
         self._check_as_drawn(part)
         self._modes.check(f"step {part.step}, slot {part.slot}")
+        self._await_forward()
         self._doing(Place(part.step, part.slot))
         return part.batch.batch
+
+    def _await_forward(self) -> None:
+        """Enter the phase `backward` once the model's forward is through.
+
+        The hook is there for one forward only: a copy or a file of the model gets no hook.
+        """
+
+        def through(*_: object) -> None:
+            if not torch.compiler.is_compiling():
+                self._end_forward()
+                self._engine.enter("backward")
+
+        self._hook = self._replica.module.register_forward_hook(through)
+
+    def _end_forward(self) -> None:
+        """Remove the hook of `_await_forward`, if still there."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def _check_as_drawn(self, part: SlotStep[SessionBatch]) -> None:
         """Raise UsageError for a batch changed since the batch was drawn.
@@ -360,6 +382,7 @@ class SlotWork:
         out.
         """
         self._doing("")
+        self._end_forward()
         note = json.dumps(self._logged)
         self._close_source()
         self._logged = None

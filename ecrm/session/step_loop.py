@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -32,18 +32,21 @@ Result = TypeVar("Result")
 class Every:
     """A function called on all ranks after every `steps` steps, such as an evaluation.
 
-    `goal`: the comparison of the reported values; `None` without comparison. `function`: the
-    script's own part of `work`.
+    With `steps` 0 only the end counts. `at_end`: whether the function is called after the last
+    step, too. `goal`: the comparison of the reported values; `None` without comparison.
+    `function`: the script's own part of `work`.
     """
 
     steps: int
     work: Callable[[], object]
     goal: Goal | None = None
     function: Callable[[], object] | None = None
+    at_end: bool = False
 
-    def after(self, step: int) -> bool:
-        """Whether the function is due once `step` steps are done."""
-        return step > 0 and step % self.steps == 0
+    def after(self, step: int, last: bool) -> bool:
+        """Whether the function is due once `step` steps are done; `last`: training is over."""
+        due = self.steps > 0 and step % self.steps == 0
+        return step > 0 and (due or (last and self.at_end))
 
 
 class WorkBetweenSteps:
@@ -56,7 +59,7 @@ class WorkBetweenSteps:
     model is back in its earlier modes.
 
     `allowed`: whether a function is running, and ranks may work together meanwhile. `seed(number)`
-    seeds random numbers for a call of a function.
+    seeds random numbers for a call of a function. `steps`: the number of steps of the run.
     """
 
     def __init__(
@@ -65,14 +68,17 @@ class WorkBetweenSteps:
         module: nn.Module,
         every: Sequence[Every],
         seed: Callable[[int], None],
+        steps: int,
     ) -> None:
         self._run, self._engine = started.run, started.run.engine
+        self._steps, self._data_began = steps, started.data_began
         self._module, self._every, self._seed = module, every, seed
         self._told_again = self._told_buffer = False
         self._doing: Callable[[Place | str], None] = started.doing
         self._done_at = [-1] * len(every)
         self.allowed, self._recoveries = False, 0
         self._stops, self._reported = False, math.nan
+        self._named: Mapping[str, float | None] = {}
         self.reports = 0
 
     @property
@@ -84,19 +90,21 @@ class WorkBetweenSteps:
         """Have training end after the running function."""
         self._stops = True
 
-    def report(self, value: float) -> None:
-        """Note the value found by the running function; not NaN."""
-        self._reported = value
+    def report(self, value: float, named: Mapping[str, float | None]) -> None:
+        """Note the values found by the running function; NaN stands for no value to compare."""
+        self._reported, self._named = value, named
 
     def is_due(self, step: int) -> bool:
         """Whether a function is still to be called after `step` steps."""
         return bool(self._due(step))
 
     def _due(self, step: int) -> list[int]:
+        engine = self._engine
+        last = step == self._steps or (step == engine.step and engine.over)
         return [
             number
             for number, every in enumerate(self._every)
-            if every.after(step) and self._done_at[number] != step
+            if every.after(step, last) and self._done_at[number] != step
         ]
 
     def do(self) -> bool:
@@ -108,7 +116,8 @@ class WorkBetweenSteps:
         self._engine.commit()  # reports of a function become part of the committed state
         if isinstance(dense, ModuleReplica):
             dense.note()
-        for number in self._due(self._engine.step):
+        while due := self._due(self._engine.step):  # a function may end training
+            number = due[0]
             modes = [(part, part.training) for part in self._module.modules()]
             try:
                 self._seed(number)
@@ -124,7 +133,7 @@ class WorkBetweenSteps:
         """Call a function; raises StepAborted after a failure, even if user code catches errors."""
         before = self._kept_by(every)
         self.allowed, self._recoveries = True, self._engine.recovery.through
-        self._stops, self._reported = False, math.nan
+        self._stops, self._reported, self._named = False, math.nan, {}
         self.goes_on()
         try:
             every.work()
@@ -177,9 +186,12 @@ class WorkBetweenSteps:
         before = after = Reported()
         try:
             meet(engine, "the end of a function for session.every")
-            before = self._share()
-            after = before.after(self._reported, step, number, self._every[number].goal)
-            self._follow(after, self._every[number].goal)
+            goal, before = self._every[number].goal, self._share()
+            after = before.after(self._reported, step, number, goal, self._data_began)
+            if self._named:
+                after = replace(after, named={**after.named, **self._named})
+            self._follow(after, goal)
+            self._tell_of_values()
             engine.seal()
         finally:
             if engine.state.seals > seals and engine.step == step:
@@ -188,26 +200,35 @@ class WorkBetweenSteps:
                 if isinstance(dense, ModuleReplica):
                     if after is not before:
                         dense.report(self._reported, after.state())
-                        self.reports += 1
+                        self.reports += not math.isnan(self._reported)
                     dense.commit()  # of reports, and of the function's changes to the optimizer
                 if self._stops:
                     engine.end_here()
 
     def _share(self) -> Reported:
-        """Collective: share the wish to end training, and the value of the lowest reporting rank.
+        """Collective: share the wish to end training, and the values of the lowest reporting rank.
 
         Returns the values reported before, known to dense holders.
         """
         dense = self._engine.state.dense
         reports = dense.reports if isinstance(dense, ModuleReplica) else None
-        mine = Findings(self._stops, self._reported, reports)
+        mine = Findings(self._stops, self._reported, self._named, reports)
         with self._engine.recovery.recovering():
             said = self._engine.state.transport.gather(vars(mine))
         found = [Findings(**each) for each in said.values()]
         self._stops = any(each.stops for each in found)
         values = [each.value for each in found if not math.isnan(each.value)]
         self._reported = values[0] if values else math.nan
-        return Reported.of(next((each.reports for each in found if each.reports), {}))
+        self._named = next((each.named for each in found if each.named), {})
+        return Reported.from_state(next((each.reports for each in found if each.reports), {}))
+
+    def _tell_of_values(self) -> None:
+        """Tell the event of an evaluation with the named values, if any."""
+        if self._named:
+            stand_in = self._engine.state.protection.stand_in
+            away = [] if stand_in is None else sorted(stand_in.away)
+            said = {"step": self._engine.step, "values": dict(self._named), "shards_away": away}
+            self._engine.state.hooks.event({"event": "evaluation", **said})
 
     def _follow(self, reported: Reported, goal: Goal | None) -> None:
         """Collective: keep the model of a best value, and end training without gain."""
@@ -266,11 +287,11 @@ class SessionLoop:
     ) -> None:
         self._run, self._engine = started.run, started.run.engine
         self._work, self._steps, self._doing = work, steps, started.doing
-        self._between = WorkBetweenSteps(started, module, every, work.seed_between)
+        self._between = WorkBetweenSteps(started, module, every, work.seed_between, steps)
         self._check_from = self._engine.step
         self._check_until = self._check_from + started.check_steps
         self._elsewhere = SlotsElsewhere(self._engine, batches, work, self._check_until)
-        self._delivery = LogDelivery(self._engine, started.logged, self._told(tell), started.mark)
+        self._delivery = LogDelivery(self._engine, self._told(tell), started.mark)
         self._loop = StepLoop(
             started.run,
             batches,
@@ -302,11 +323,11 @@ class SessionLoop:
         """Have the running slot sit the step out."""
         self._work.skip()
 
-    def report(self, value: float) -> None:
-        """Note the value found by a function for `every`. Raises UsageError elsewhere."""
+    def report(self, value: float, named: Mapping[str, float | None]) -> None:
+        """Note the values found by a function for `every`. Raises UsageError elsewhere."""
         if not self._between.allowed:
             raise UsageError("session.report belongs into a function for session.every")
-        self._between.report(value)
+        self._between.report(value, named)
 
     def stop(self) -> None:
         """Have training end. Raises UsageError outside the loop's body, functions and listeners."""

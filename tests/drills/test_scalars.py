@@ -17,6 +17,6 @@ def test_scalars_of_a_run_whose_reporter_died_are_its_events(tmp_path, criteo_ro
     events = run.events_of("progress")
     assert [step for step, _ in found["train/loss"]] == list(range(5, 41, 5))
     assert [value for _, value in found["train/loss"]] == pytest.approx(
-        [event["loss"] for event in events]
+        [event["logged"]["loss"] for event in events]
     )
     assert found["evaluation/auc"] == [(40, pytest.approx(run.summary["eval_auc"]))]

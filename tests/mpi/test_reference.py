@@ -41,7 +41,6 @@ def _torchrec(data: Path, optimizer: str) -> dict:
 
     from ecrm.config import load_config
     from ecrm.data.dataset import CriteoDataset
-    from ecrm.model.dlrm import build_dense_parts
     from ecrm.placement.tables import Table, row_spaces
     from ecrm.storage.initial_rows import InitialRows
 
@@ -74,10 +73,8 @@ def _torchrec(data: Path, optimizer: str) -> dict:
         weights[table.name].copy_(
             InitialRows(space, seed)(torch.arange(offset, offset + table.rows))
         )
+    torch.manual_seed(seed)
     dlrm = DLRM(collection, 13, list(model.bottom_mlp), list(model.top_mlp))
-    parts = build_dense_parts("torchrec", 13, 26, model.bottom_mlp, model.top_mlp, seed)
-    dlrm.dense_arch.load_state_dict(parts.dense_arch.state_dict())
-    dlrm.over_arch.load_state_dict(parts.over_arch.state_dict())
     dense_parameters = [*dlrm.dense_arch.parameters(), *dlrm.over_arch.parameters()]
     dense_optimizer = torch.optim.SGD(dense_parameters, lr=0.1)
     losses = []

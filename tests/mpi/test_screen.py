@@ -17,7 +17,7 @@ def event(**fields): print(json.dumps({"time": time.time(), **fields}), file=eve
 event(event="start")
 for step in range(10, 101, 10):
     time.sleep(seconds / 10)
-    event(event="progress", step=step, samples_per_second=1e3, loss=0.5, auc=0.75, rebuilt=1.0)
+    event(event="progress", step=step, samples_per_second=1e3, logged={"loss": 0.5}, rebuilt=1.0)
     print(f"step  {step}/100  1,000 samples/s  loss 0.5000", flush=True)
     print("said at", step, "x" * 100, flush=True)
     print("error at", step, file=sys.stderr, flush=True)
@@ -57,7 +57,7 @@ def test_lines_of_ranks_stand_above_the_bar_and_are_whole(tmp_path):
     for step in range(10, 101, 10):
         assert f"said at {step} {'x' * 100}\r\n" in shown and f"error at {step}\r\n" in shown
     assert "1,000 samples/s  loss" not in shown, "the bar says that"
-    assert "loss 0.5000  auc 0.7500  1,000 /s" in shown
+    assert "loss 0.5000  1,000 /s" in shown
     assert "\x1b[?25h" in shown, "the cursor is back"
 
 

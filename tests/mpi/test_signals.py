@@ -38,7 +38,6 @@ def test_a_signal_to_the_launch_stops_all_ranks_after_the_same_step(
     stopped = stopped_json(folder)
     assert stopped["signal"] == number.name
     assert stopped["samples"] == stopped["steps"] * 64 and 5 <= stopped["steps"] < 5000
-    assert 0.3 < stopped["train_logloss"] < 0.8
     line = (
         rf"stopped by {number.name} after step {stopped['steps']} of 5000; "
         rf".* in {re.escape(str(folder))}/stopped.json"

@@ -45,7 +45,7 @@ def test_an_evaluation_goes_on_while_a_shard_is_away(tmp_path, criteo_rows):
     evaluations = run.events_of("evaluation")
     assert [event["step"] for event in evaluations] == [14, 28, 40]
     assert [event["shards_away"] for event in evaluations][::2] == [[1], []] and all(
-        0 < event["auc"] < 1 for event in evaluations
+        0 < event["values"]["auc"] < 1 for event in evaluations
     )
     assert "evaluation at step 14 without shard 1: auc" in run.output
     kinds = [event["event"] for event in run.events]

@@ -1,76 +1,20 @@
-"""A loss that is not finite: its origin, how all ranks learn of it, which checkpoints stay."""
+"""A loss that is not finite: how all ranks learn of it, which checkpoints stay."""
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
-from ecrm.data.generate import generate_criteo
-from ecrm.data.prepare import prepare
 from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.errors import NotFinite
-from ecrm.model.dlrm import build_dense_parts
-from ecrm.model.replica import FlatDenseReplica
-from ecrm.model.slot_batch import SlotBatch
-from ecrm.placement.tables import Table, row_spaces
 from ecrm.run.finite import NO_SCALE, FiniteWatch
 from ecrm.testing.simulate.workload import Workload, make_engine, run_workload, train_step
 from ecrm.testing.simulated_transport import RandomFaults, SimulatedCluster
-from ecrm.train.finite import origin
-from support.training import train
-
-(SPACE,) = row_spaces([Table("a", 5, 4), Table("b", 7, 4)])
-
-
-def batch_and_values() -> tuple[SlotBatch, torch.Tensor]:
-    """Three samples of two features each, and their rows' values."""
-    ids = torch.tensor([[0, 3], [4, 3], [2, 6]])
-    batch = SlotBatch.of(
-        torch.ones(3, 13), ids, torch.tensor([0.0, 1, 1]), torch.tensor(SPACE.offsets)
-    )
-    return batch, torch.ones(batch.rows.numel(), 4)
-
-
-def parts(arch: str = "native") -> torch.nn.Module:
-    if arch == "torchrec":
-        pytest.importorskip("torchrec")
-    return build_dense_parts(arch, 13, 2, (8, 4), (8, 1), seed=1)
-
-
-@pytest.mark.parametrize("arch", ["native", "torchrec"])
-def test_where_it_began(arch):
-    batch, values = batch_and_values()
-    wrong = values.clone()
-    wrong[(batch.rows == 5 + 6).nonzero()] = float("nan")
-    assert origin(parts(arch), batch, wrong, SPACE) == "in row 6 of table b"
-    wrong[(batch.rows == 5 + 3).nonzero(), 2] = float("inf")
-    assert origin(parts(arch), batch, wrong, SPACE) == "in 2 rows of table b, row 3 first"
-    wrong[(batch.rows == 2).nonzero()] = float("-inf")
-    assert (
-        origin(parts(arch), batch, wrong, SPACE) == "in row 2 of table a, and rows of 1 more tables"
-    )
-
-    model = parts(arch)
-    name, parameter = list(model.named_parameters())[3]
-    parameter.data[0] = float("nan")
-    assert origin(model, batch, values, SPACE) == f"in parameter {name}"
-
-    for layer in [
-        name for name, module in parts(arch).named_modules() if isinstance(module, torch.nn.Linear)
-    ]:
-        model = parts(arch)
-        for parameter in model.parameters():
-            parameter.data.fill_(0.5)
-        dict(model.named_modules())[layer].weight.data.fill_(3e38)
-        assert origin(model, batch, values, SPACE) == f"in the output of layer {layer}"
-    assert origin(parts(arch), batch, values, SPACE) == "in the loss itself"
 
 
 def ends(
@@ -240,31 +184,3 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, ki
     if stop:
         assert text.startswith("no checkpoint of step 8: what is not finite is in ")
         assert ("dense" if wrong == "the dense state" else "of table ") in text
-
-
-@pytest.mark.parametrize("kind", ["full", "incremental"])
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_one_loss_that_was_not_finite_costs_no_checkpoint(tmp_path, monkeypatch, kind, mode):
-    """The state is finite after step 2; only the loss of that step was not.
-
-    A run goes on from there.
-    """
-    generate_criteo(2400, 3, str(tmp_path / "rows.txt"))
-    prepare([str(tmp_path / "rows.txt")], str(tmp_path / "data"), 1000)
-    apply = FlatDenseReplica.apply
-
-    def apply_and_spoil(self, total, states):
-        if self.loss_sum and self.spoil_at == float(self._state[0]):
-            total[-1] = float("nan")
-        apply(self, total, states)
-
-    monkeypatch.setattr(FlatDenseReplica, "apply", apply_and_spoil)
-    monkeypatch.setattr(FlatDenseReplica, "spoil_at", 2.0, raising=False)
-    sets = ("checkpoint.every_steps=4", f"checkpoint.mode={mode}", f"checkpoint.kind={kind}")
-    sets += ("train.dense_optimizer=adagrad", "train.on_nonfinite=warn", "checkpoint.keep=9")
-    first = train(tmp_path / "run", tmp_path / "data", *sets, "train.steps=12")
-    assert math.isnan(first.summary["train_logloss"])
-    assert [event["step"] for event in first.of("checkpoint")] == [4, 8, 12]
-    assert not first.of("checkpoint_failed")
-    on = train(tmp_path / "on", tmp_path / "data", *sets, resume=tmp_path / "run")
-    assert on.summary["steps"] == 20 and max(event["step"] for event in on.of("checkpoint")) == 20

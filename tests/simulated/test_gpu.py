@@ -278,7 +278,7 @@ def trained_on_cpu(tmp_path_factory, criteo_rows):
 @pytest.mark.parametrize(
     "devices", [("train",), pytest.param(("train", "storage"), marks=pytest.mark.drill)]
 )
-def test_the_built_in_trainer_ends_with_the_model_of_the_cpu(
+def test_a_config_ends_with_the_model_of_the_cpu(
     tmp_path, criteo_rows, devices, trained_on_cpu, reference, lends
 ):
     on_gpu = words({**{f"{device}.device": "cuda" for device in devices}, **IMITATED.sets})
@@ -286,11 +286,13 @@ def test_the_built_in_trainer_ends_with_the_model_of_the_cpu(
     faults = [PhaseFault(3, 2, "backward"), PhaseFault(5, 3, "forward")]
     with waits_for_gpu() as waits:
         with_gpu = train(tmp_path / "gpu", criteo_rows, *SHORT, *on_gpu, faults=faults)
-    in_steps = {"replica contribution", "staged _wait", "undo _settle", "digests entry_digests"}
-    between = {"evaluate evaluate", "replica state_tensors", "replica export", "write _windows"}
-    between |= {"base read_to_host", "erasure _verify_periods"}
+    in_steps = {"module_replica contribution", "slot_work log", "dlrm train", "staged _wait"}
+    in_steps |= {"undo _settle", "digests entry_digests"}
+    between = {"dlrm evaluate", "evaluation gather", "summary flat_state", "device there"}
+    between |= {"nested_state _off_device", "nested_state packed", "nested_state same_bits"}
+    between |= {"write _windows", "base read_to_host", "erasure _verify_periods"}
     assert {place for place in waits if "kernel" not in place} - between <= in_steps
-    assert "replica contribution" in waits
+    assert "module_replica contribution" in waits
     assert sorted(with_gpu.killed) == [3, 5]
     assert with_gpu.summary["model_sha256"] == trained_on_cpu.summary["model_sha256"]
     assert with_gpu.summary["eval_auc"] == trained_on_cpu.summary["eval_auc"]

@@ -17,7 +17,7 @@ from ecrm.transport.message import Part, Received
 
 
 def ledger(view: View, rank: int, commits: int = 5) -> Ledger:
-    return Ledger(commits, view, 1, False, False, False, (rank,), Noticed(5, "update", 1))
+    return Ledger(commits, view, 1, False, False, (rank,), Noticed(5, "update", 1))
 
 
 class Echo:

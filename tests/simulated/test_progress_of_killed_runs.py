@@ -11,8 +11,6 @@ from ecrm.data.generate import generate_criteo
 from ecrm.data.prepare import prepare
 from ecrm.engine.step_log import StepLog
 from ecrm.testing.simulated_transport import PhaseFault, RandomFaults
-from ecrm.train import progress as module
-from ecrm.train.progress import Progress
 from support.simulating import dies_once
 from support.training import Telling, Trained, train
 
@@ -40,7 +38,7 @@ def said(run: Trained, again: bool = False) -> dict[int, tuple]:
     """
     told: dict[int, tuple] = {}
     for event in run.of("progress"):
-        mine = tuple(event[name] for name in ("samples", "loss", "auc", "window"))
+        mine = (event["samples"], event["logged"].get("loss"), event["window"])
         assert (
             told.setdefault(event["step"], mine) == mine if again else event["step"] not in told
         ), event["step"]
@@ -53,11 +51,7 @@ def test_the_undisturbed_run(calm):
     assert list(told) == [5, 10, 15, 20] and [
         event["samples"] for event in calm.of("progress")
     ] == [320, 640, 960, 1280]
-    assert all(
-        0 < loss < 1 and 0 < area < 1 and window == 5 for _, loss, area, window in told.values()
-    )
-    mean = sum(loss for _, loss, *_ in told.values()) / 4
-    assert mean == pytest.approx(calm.summary["train_logloss"], rel=1e-6)
+    assert all(0 < loss < 1 and window == 5 for _, loss, window in told.values())
 
 
 @pytest.mark.parametrize(
@@ -120,10 +114,7 @@ def test_an_evaluation_that_a_death_has_done_again_is_told_once(killed, interval
         train(tmp_path / name, data, *sets, faults=those)
         for name, those in (("calm", ()), ("killed", faults))
     ]
-    told = [
-        [(event["step"], event["auc"], event["log_loss"]) for event in run.of("evaluation")]
-        for run in runs
-    ]
+    told = [[(event["step"], event["values"]) for event in run.of("evaluation")] for run in runs]
     assert [step for step, *_ in told[0]] == [5, 10, 15, 20]
     assert runs[1].killed == [killed] and told[1] == told[0]
 
@@ -185,23 +176,8 @@ def test_all_slots_count_where_a_server_reports(protection, data, tmp_path):
     run = train(tmp_path / "run", data, *sets, faults=[PhaseFault(SERVER, 8, "update")])
     assert run.killed == [SERVER]
     assert all(
-        event["auc"] is not None and event["loss"] is not None and event["window"] == 5
-        for event in run.of("progress")
+        event["logged"].keys() == {"loss"} and event["window"] == 5 for event in run.of("progress")
     )
-
-
-def test_the_auc_looks_back_on_so_many_samples_and_no_further(data, calm, tmp_path, monkeypatch):
-    whole, notes = said(calm), []
-    monkeypatch.setattr(module, "MOST_SCORED", 2 * 64)
-    note = Progress.note
-    monkeypatch.setattr(
-        Progress, "note", lambda *arguments: notes.append(note(*arguments)) or notes[-1]
-    )
-    run = train(tmp_path / "run", data)
-    told = said(run)
-    assert [loss for _, loss, *_ in told.values()] == [loss for _, loss, *_ in whole.values()]
-    assert all(told[step][2] != whole[step][2] for step in told)
-    assert sorted(len(one) for one in notes) == sorted(([4] * 3 + [4 + 32 * 5] * 2) * 2 * 4)
 
 
 def test_a_run_that_went_back_to_its_mapped_files_says_where_its_rows_are(data, calm, tmp_path):

@@ -1,93 +1,118 @@
-"""The recipe of DLRM comes to the built-in trainer's bits, for every optimizer."""
+"""The recipe of a config: the same bits alone and on ranks that die, for every optimizer."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from ecrm.config import load_config
-from ecrm.data.dataset import CriteoDataset
-from ecrm.engine.engine import Engine
-from ecrm.engine.hooks import Hooks
-from ecrm.engine.step_input import StepInput
 from ecrm.engine.table_digest import table_digests
+from ecrm.errors import NotFinite, UsageError
+from ecrm.metrics import auc
 from ecrm.model.determinism import prepared_torch
-from ecrm.model.slot_batch import backward, forward
-from ecrm.placement.assignment import initial_view
-from ecrm.protection.none import NoProtection
-from ecrm.recipes.dlrm import train
+from ecrm.recipes import dlrm
+from ecrm.run import plan as module
 from ecrm.run.lone_run import run_alone
-from ecrm.train.build_engine import build_engine, dense_of
-from ecrm.train.trainer import CriteoBatches
-from ecrm.transport.alone import LoneTransport
-from support.commands import ecrm as command
+from ecrm.run.summary import flat_state
+from ecrm.testing.simulated_transport import PhaseFault
+from support.training import train
 
-STEPS = 3
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared dataset of 500 rows."""
-    made = tmp_path_factory.mktemp("rows")
-    text, folder = made / "rows.txt", made / "data"
-    command("generate", "criteo", "--rows", "500", "--seed", "1", "--output", str(text), check=True)
-    command("prepare", "criteo", str(text), "--output", str(folder), check=True)
-    return folder
+TINY = ("train.steps=6", "train.eval_every_steps=4")
+TRAINER = 3
 
 
-def trained(config: Any, data: CriteoDataset) -> Engine:
-    """The built-in trainer's engine after STEPS steps."""
-    protection = NoProtection(shards=1)
-    view = initial_view("colocated", protection.shape, 1, 0, config.slots, 1)
-    engine = build_engine(config, LoneTransport(), protection, view, data, Hooks())
-    size = config.train.global_batch
-    batches = CriteoBatches(engine, data, size, 0)
-    for step in range(STEPS):
-        mine = {slot: batches.batch(step, slot) for slot in engine.slots}
-        values = engine.lookup({slot: [b.rows] for slot, b in mine.items()}, apply_follows=True)
-        done = {
-            slot: backward(dense_of(engine), forward(dense_of(engine), b, values[slot][0], size))
-            for slot, b in mine.items()
-        }
-        engine.apply(
-            StepInput(
-                {slot: [gradients] for slot, (gradients, _) in done.items()},
-                {slot: contribution for slot, (_, contribution) in done.items()},
-                commit=True,
-            )
-        )
-    return engine
-
-
-@pytest.mark.parametrize(
-    "slots, rows, dense",
-    [
-        (2, "rowwise_adagrad", "adagrad"),
-        (3, "rowwise_adagrad", "sgd"),
-        pytest.param(2, "sgd", "adam", marks=pytest.mark.drill),
-        pytest.param(4, "adagrad", "sgd", marks=pytest.mark.drill),
-        (5, "adam", "adam"),
-    ],
-)
-def test_the_recipe_comes_to_the_trainers_bits(folder, slots, rows, dense, capsys):
-    given = [f"data.path={folder}", f"train.steps={STEPS}", "train.epochs=0"]
-    given += [f"train.slots={slots}", f"train.global_batch={48 * slots}"]
-    given += [f"train.sparse_optimizer={rows}", f"train.dense_optimizer={dense}"]
-    given += ["train.eval_every_steps=2"]
-    config = load_config("quickstart", given)
-    data = CriteoDataset.open(
-        folder, config.model.max_rows_per_table or None, config.data.eval_fraction
-    )
+def alone(data: Path, *sets: str) -> tuple[str, str]:
+    """Digests of the tables and of the dense part after a run without ranks."""
+    config = load_config("tiny", [f"data.path={data}", *TINY, *sets])
     with prepared_torch(threads=1):
-        trainer, session = trained(config, data), train(config, start=run_alone)
-    found = {name.split(".")[-1]: d for name, d in table_digests(session._engine, 0).items()}
-    assert found == table_digests(trainer, 0) and len(found) == 26
-    ours = [p for p in session.model.parameters() if not p.is_meta]
-    theirs = list(dense_of(trainer).module.parameters())
-    assert len(ours) == len(theirs) == 12
-    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
-    said = capsys.readouterr().out
-    assert "step 2: AUC 0." in said and "step 3: AUC 0." in said
+        session = dlrm.train(config, start=run_alone)
+    digest = hashlib.sha256()
+    for tensor in flat_state(session._replica):
+        digest.update(tensor.contiguous().numpy().data)
+    found = table_digests(session._engine, 0)
+    assert len(found) == 26
+    return "".join(found.values()), digest.hexdigest()
+
+
+@pytest.mark.parametrize("arch", ["native", "torchrec"])
+@pytest.mark.parametrize(
+    ("rows", "dense"),
+    [("rowwise_adagrad", "adagrad"), ("sgd", "sgd"), ("adagrad", "sgd"), ("adam", "adam")],
+)
+def test_ranks_that_die_come_to_the_bits_of_a_run_alone(tmp_path, criteo_rows, rows, dense, arch):
+    sets = [f"train.sparse_optimizer={rows}", f"train.dense_optimizer={dense}"]
+    sets += [f"model.dense_arch={arch}"]
+    tables, digest = alone(criteo_rows, *sets)
+    faults = [PhaseFault(TRAINER, 3, "backward")]
+    run = train(tmp_path / "run", criteo_rows, *TINY, *sets, faults=faults)
+    assert run.killed == [TRAINER]
+    assert "".join(run.summary["tables"].values()) == tables
+    assert run.summary["dense_sha256"] == digest
+
+
+def test_both_interactions_are_the_same_to_rounding(criteo_rows):
+    models, losses = [], []
+    for arch in ("native", "torchrec"):
+        config = load_config(
+            "tiny", [f"data.path={criteo_rows}", *TINY, f"model.dense_arch={arch}"]
+        )
+        with prepared_torch(threads=1):
+            session = dlrm.train(config, start=run_alone)
+        models.append(session.model)
+        losses.append([p.detach() for p in session.model.parameters() if not p.is_meta])
+    assert list(models[0].state_dict()) == list(models[1].state_dict())
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-5)
+    assert models[0].interaction is not None and models[1].interaction is None
+
+
+def test_an_evaluation_has_the_numbers_of_all_held_out_rows(tmp_path, criteo_rows, monkeypatch):
+    seen = []
+    monkeypatch.setattr(dlrm, "auc", lambda *given: seen.append(given) or auc(*given))
+    run = train(tmp_path / "run", criteo_rows, *TINY)
+    told = run.of("evaluation")
+    assert [event["step"] for event in told] == [4, 6]
+    labels, scores = seen[-1]
+    assert told[-1]["values"]["auc"] == auc(labels, scores)
+    assert told[-1]["values"]["samples"] == len(labels) > 100
+    assert {
+        name.removeprefix("eval_"): value
+        for name, value in run.summary.items()
+        if name.startswith("eval_")
+    } == told[-1]["values"]
+
+
+def test_without_evaluations_in_between_the_end_is_evaluated(tmp_path, criteo_rows):
+    run = train(tmp_path / "run", criteo_rows, "train.steps=3", "train.eval_every_steps=0")
+    assert [event["step"] for event in run.of("evaluation")] == [3]
+    none = train(tmp_path / "none", criteo_rows, "train.steps=3", "data.eval_fraction=0")
+    assert not none.of("evaluation") and "eval_auc" not in none.summary
+
+
+@pytest.mark.parametrize("on_nonfinite", ["stop", "warn"])
+def test_a_logit_that_is_not_finite_ends_the_run_or_leaves_no_number(
+    tmp_path, criteo_rows, monkeypatch, on_nonfinite
+):
+    forward = dlrm.Model.forward
+
+    def spoiled(self, dense, ids):
+        logits = forward(self, dense, ids)
+        return logits if self.training else logits * float("inf")
+
+    monkeypatch.setattr(dlrm.Model, "forward", spoiled)
+    sets = (*TINY, f"train.on_nonfinite={on_nonfinite}")
+    if on_nonfinite == "stop":
+        with pytest.raises(NotFinite, match="the evaluation at step 4 is not finite; lower train"):
+            alone(criteo_rows, *sets)
+        return
+    (at_4, at_6) = train(tmp_path / "run", criteo_rows, *sets).of("evaluation")
+    assert at_4["values"]["logloss"] is at_6["values"]["auc"] is None
+
+
+def test_a_run_without_torchrec_is_refused(criteo_rows, monkeypatch):
+    config = load_config("tiny", [f"data.path={criteo_rows}"])
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs torchrec, which is not installed: type pip"):
+        module.plan(config)

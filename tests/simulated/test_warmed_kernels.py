@@ -13,7 +13,6 @@ from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.kernels import dispatch
 from ecrm.kernels.warm_up import warm_up
-from ecrm.model.dlrm import _Spread
 from ecrm.ops import _Interact, no_memory
 from ecrm.placement.initial_values import Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
@@ -79,11 +78,10 @@ def both_ways(function: type[torch.autograd.Function], *given: object) -> None:
 
 
 def train_and_pool() -> None:
-    """The built-in model, with either interaction, and a session, which spreads and pools rows."""
+    """A session: the interaction of rows, and pooled rows."""
     with imitated_gpu() as device:
         rows, places = (torch.ones(2, DIM, device=device), torch.zeros(4).long().to(device))
         both_ways(_Interact, rows, rows, places, no_memory)
-        both_ways(_Spread, rows, places, None)
         values = torch.ones(4, DIM, device=device)
         _summed(rows, [(places, values, None), (places, values, places)], no_memory)
 

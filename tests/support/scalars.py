@@ -20,5 +20,5 @@ def read(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def progress(step: int, loss: float | None) -> dict:
-    fields = {"auc": None, "samples_per_second": 10.0, "rebuilt": 1.0, "failures_left": 1}
-    return {"event": "progress", "step": step, "loss": loss, **fields}
+    fields = {"samples_per_second": 10.0, "rebuilt": 1.0, "failures_left": 1}
+    return {"event": "progress", "step": step, "logged": {"loss": loss}, **fields}

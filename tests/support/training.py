@@ -1,32 +1,39 @@
-"""Real training, with its reporter and its run folder, on a simulated cluster."""
+"""A config's run, with its reporter and its run folder, on a simulated cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecrm.checkpoint.folder import CheckpointFolder, find
+from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.lost_rows import CheckpointRows
 from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
-from ecrm.config import load_config
-from ecrm.data.dataset import CriteoDataset
+from ecrm.config import Config, load_config
 from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.engine.hooks import Hooks
+from ecrm.model.determinism import prepared_torch
+from ecrm.process.device import device_of
 from ecrm.protection.registry import make_protection
+from ecrm.recipes.dlrm import train as recipe
 from ecrm.run.connect import start_view
-from ecrm.run.ending import Record
+from ecrm.run.ending import Ending, Record
 from ecrm.run.events import check_event
+from ecrm.run.finite import FiniteWatch
+from ecrm.run.policy import policy_of
+from ecrm.run.rank_run import RankRun
 from ecrm.run.reporter import Reporter
 from ecrm.run.run_folder import RunFolder
+from ecrm.run.session_progress import SessionProgress
+from ecrm.run.session_run import LastWords, ScriptPart
+from ecrm.run.started import Started, Wanted
 from ecrm.run.traffic import Traffic
+from ecrm.testing.simulate.session_job import session_engine
 from ecrm.testing.simulated_transport import RankKilled, SimulatedCluster
-from ecrm.train.build_engine import build_engine
-from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport
 
 
@@ -71,6 +78,81 @@ class Trained:
         return [event for event in self.events if event["event"] == kind]
 
 
+def _begun(
+    config: Config,
+    wanted: Wanted,
+    transport: Transport,
+    cluster: SimulatedCluster,
+    folder: Path,
+    run_folder: RunFolder,
+    resumed: list[Checkpoint],
+    told: Callable[[dict[str, Any] | None], None],
+) -> tuple[ScriptPart, Started]:
+    """One rank's part in a config's run, as `ecrm.run.session_run` begins it, and its end."""
+    rank, steps, own = transport.rank, config.train.steps, CheckpointFolder(folder / "checkpoints")
+    protection = make_protection(
+        config.protection,
+        config.cluster.servers,
+        folder / "mapped",
+        CheckpointRows(own),
+        durable=config.mapped.flush == "commit",
+    )
+    unknown = {rank: {"failure_domain": f"rank {rank}"} for rank in range(config.world_size)}
+    view = start_view(config, protection, unknown)
+    reporter = Reporter(run_folder, {}, 1)
+    watch = FiniteWatch(config.train.on_nonfinite == "stop", 1, reporter.event)
+    hooks = Hooks(
+        phase=lambda step, name: cluster.enter_phase(rank, step, name),
+        event=reporter.event,
+        troubled=watch.losses,
+    )
+    durable: Any = None
+    if config.protection.name == "mapped":
+        durable = Reopened()
+    elif config.checkpoints or resumed:
+        durable = Restorer(own, resumed)
+    storage_device = device_of(config, "storage.device")
+    engine = session_engine(
+        transport,
+        hooks,
+        wanted,
+        view,
+        protection,
+        policy_of(config, protection),
+        device=storage_device,
+        durable=durable,
+    )
+    reporter.watch(engine)
+    if resumed:
+        engine.recovery.resume()
+    checkpoints = None
+    if config.checkpoints:
+        policy = CheckpointPolicy(steps, **vars(config.checkpoint))
+        checkpoints = Checkpoints(
+            engine, own, {}, policy, reporter.event, background=lambda work: work()
+        )
+    progress = SessionProgress(
+        steps, config.train.log_every_steps, reporter.progress, samples=wanted.samples
+    )
+    progress.begins_at(engine)
+    record = Record(run_folder, {}, Traffic(transport))
+    words = LastWords(engine, steps, wanted.samples, flat=True)
+    ending = Ending(engine, config, steps, record, checkpoints, progress, words)
+    run = RankRun(
+        engine,
+        steps,
+        record,
+        ending,
+        progress,
+        checkpoints,
+        watch,
+        lambda: None,
+        lambda summary, unkept: told(summary),
+    )
+    part = ScriptPart(run, run_folder, None, lambda place: None, words, wanted.make_dense)
+    return part, Started(run)
+
+
 def train(
     folder: Path,
     data: Path,
@@ -82,61 +164,24 @@ def train(
 ) -> Trained:
     """The tiny config with `sets`, to its end or to the death of its last rank."""
     config = load_config("tiny", [f"data.path={data}", *sets])
-    dataset = CriteoDataset.open(
-        config.data.path, config.model.max_rows_per_table, config.data.eval_fraction
-    )
     cluster = SimulatedCluster(config.world_size, seed, faults, most_calls=300_000)
-    own = CheckpointFolder(folder / "checkpoints")
     resumed = [] if resume is None else find(resume / "checkpoints")[0]
 
     def program(transport: Transport) -> dict[str, Any] | None:
-        rank = transport.rank
+        rank, found = transport.rank, []
         run_folder = _MortalFolder(folder, [death for death in telling if death.rank == rank])
-        protection = make_protection(
-            config.protection,
-            config.cluster.servers,
-            folder / "mapped",
-            CheckpointRows(own),
-            durable=config.mapped.flush == "commit",
-        )
-        unknown = {rank: {"failure_domain": f"rank {rank}"} for rank in range(config.world_size)}
-        reporter = Reporter(run_folder, {}, 1)
-        hooks = Hooks(
-            phase=lambda step, name: cluster.enter_phase(rank, step, name), event=reporter.event
-        )
-        durable: Any = None
-        if config.protection.name == "mapped":
-            durable = Reopened()
-        elif config.checkpoints or resume is not None:
-            durable = Restorer(own, resumed)
-        engine = build_engine(
-            config,
-            transport,
-            protection,
-            start_view(config, protection, unknown),
-            dataset,
-            hooks,
-            durable,
-        )
-        reporter.watch(engine)
-        if resume is not None:
-            engine.recovery.resume()
-        checkpoints = None
-        if config.checkpoints:
-            policy = CheckpointPolicy(config.train.steps, **vars(config.checkpoint))
-            checkpoints = Checkpoints(
-                engine, own, {}, policy, reporter.event, background=lambda work: work()
+
+        def start(wanted: Wanted) -> Started:
+            part, started = _begun(
+                config, wanted, transport, cluster, folder, run_folder, resumed, found.append
             )
-        return Trainer(
-            engine,
-            dataset,
-            config,
-            config.train.steps,
-            Record(run_folder, {}, Traffic(transport)),
-            tell=reporter.progress,
-            checkpoints=checkpoints,
-            event=reporter.event,
-        ).run()
+            parts.append(part)
+            return started
+
+        parts: list[ScriptPart] = []
+        recipe(config, start=start, device=device_of(config, "train.device"))
+        parts[0].end(sessions=1)
+        return found[0]
 
     if config.protection.name == "mapped":
         (folder / "mapped").mkdir(parents=True)
@@ -145,7 +190,8 @@ def train(
         with imitated_gpu() if config.testing.imitated_gpu else nullcontext():
             return program(transport)
 
-    outcome = cluster.run(on_its_device)
+    with prepared_torch(threads=1):
+        outcome = cluster.run(on_its_device)
     events = RunFolder(folder).events()
     for event in events:
         check_event(event)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import ecrm
+from ecrm import storage
 from ecrm.checkpoint.compatibility import identity
 from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
 from ecrm.checkpoint.manifest import Manifest
@@ -26,7 +27,6 @@ from ecrm.errors import UsageError
 from ecrm.kernels import native
 from ecrm.launch.memory_needs import check_memory
 from ecrm.launch.scalars import require_tensorboard
-from ecrm.model import dlrm
 from ecrm.protection.registry import make_protection
 from ecrm.run.check_start import use_device, use_instruction_set
 from ecrm.run.claim import check_shared
@@ -34,7 +34,6 @@ from ecrm.run.connect import start_view
 from ecrm.run.memory_check import judge_gpus, judged
 from ecrm.run.plan import kept_by, plan, plan_start
 from ecrm.storage import prefault, resolve_backend
-from ecrm.train.check_inputs import _open
 from support.advice import check_advice, dataset, refusal
 
 
@@ -213,16 +212,14 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
         check_advice(_fits_into_700_mb, [*large, *overrides])
     check_advice(_fits_a_gpu_of_10_mb, [*large, "storage.device=cuda"])
     check_advice(_tables_of_a_script_fit_a_gpu, [*data, "storage.device=cuda"])
-    check_advice(_opens, [*data, "train.check_determinism=2"])
     check_advice(_tables_of_a_script_fit, [*data, "storage.prefault=true"])
-    # neither TorchRec nor FBGEMM
-    monkeypatch.setattr(dlrm.importlib.util, "find_spec", lambda name: None)
+    # no FBGEMM
+    monkeypatch.setattr(storage.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(native, "use", _only_portable)
     monkeypatch.setattr(native, "instruction_set", lambda: "portable")
     monkeypatch.setattr(prefault, "_advise", lambda *words: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for overrides in (
-        ["model.dense_arch=torchrec"],
         ["storage.backend=fbgemm"],
         ["kernels.instruction_set=gfni"],
         ["storage.prefault=true"],
@@ -271,11 +268,6 @@ def _fits_a_gpu_of_10_mb(overrides: Sequence[str]) -> None:
     check_memory(load_config("tiny", overrides), 20, 10**12, (10_000_000,))
 
 
-def _opens(overrides: Sequence[str]) -> None:
-    config = load_config("tiny", overrides)
-    _open(config.world_size, config)
-
-
 def _tables_of_a_script_fit(overrides: Sequence[str]) -> None:
     judged({"a": 2000}, {"a": 1000}, load_config("tiny", overrides).storage.prefault)
 
@@ -292,7 +284,6 @@ def _only_portable(name: str) -> None:
 
 def _fits_the_machine(overrides: Sequence[str]) -> None:
     config = load_config("tiny", overrides)
-    dlrm.resolve_dense_arch(config.model.dense_arch)
     resolve_backend(config.storage.backend)
     use_instruction_set(config.kernels.instruction_set)
     use_device(config)

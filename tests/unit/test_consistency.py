@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ecrm.config import load_config
+from ecrm.run.check_inputs import ALIKE, given
 from ecrm.run.consistency import Given
 from ecrm.run.consistency import unlike as unlike_by
-from ecrm.train.check_inputs import ALIKE, given
 
 
 def unlike(ranks):

@@ -21,11 +21,11 @@ PROGRESS = {
     "samples": 20480,
     "committed": 20,
     "samples_per_second": 1e4,
+    "steps_per_second": 10.0,
     "failures_left": 1,
     "rebuilt": 1.0,
     "finished": [[20, 1.5]],
-    "loss": None,
-    "auc": 0.5,
+    "logged": {"loss": None},
     "window": 20,
 }
 

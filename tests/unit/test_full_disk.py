@@ -14,7 +14,6 @@ import torch
 
 from ecrm.base import atomic_files
 from ecrm.checkpoint.export import export
-from ecrm.checkpoint.exported_model import dlrm_shapes
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, name_of
 from ecrm.checkpoint.manifest import DENSE, Manifest
 from ecrm.checkpoint.model_file import read_safetensors
@@ -22,6 +21,7 @@ from ecrm.checkpoint.row_file import SummedFile, write_rows
 from ecrm.cli.commands import main
 from ecrm.drill import drill_runs as drill_run
 from ecrm.errors import EcrmError
+from ecrm.model.nested_state import packed
 
 ROWS, DIM = 3000, 16
 IDENTITY = {
@@ -30,6 +30,7 @@ IDENTITY = {
     "model.embedding_dim": DIM,
     "tables": {"a": ROWS, "b": 5},
     "train.seed": 1,
+    "dense": "module",
 }
 
 
@@ -45,9 +46,9 @@ def made(tmp_path: Path) -> Path:
         0,
         [(numbers, np.ones((40, record // 4), np.float32).view(np.uint8))],
     )
-    size = sum(int(np.prod(shape)) for shape in dlrm_shapes(IDENTITY).values())
+    state = packed({"over_arch.model.1.weight": torch.full((1, 8), 2.0)})
     with SummedFile(folder.disk, draft / DENSE) as file:
-        file.write(np.full(size, 2.0, np.float32).view(np.uint8).data)
+        file.write(state.numpy().data)
     dense = {"name": DENSE, "space": -1, "bytes": file.bytes, "crc32": file.checksum}
     manifest = Manifest(
         7,
@@ -57,7 +58,7 @@ def made(tmp_path: Path) -> Path:
         [record],
         [ROWS + 5],
         [rows, dense],
-        [{"dtype": "float32", "shape": [size]}],
+        [{"dtype": "uint8", "shape": [len(state)]}],
     )
     folder.publish(manifest)
     return folder.path / name_of(7)

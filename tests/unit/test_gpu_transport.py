@@ -10,24 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.base.allocate import CPU, ZerosOn, lazy_zeros
+from ecrm.base.allocate import ZerosOn, lazy_zeros
 from ecrm.device import imitated_gpu as imitation
 from ecrm.device import pinned
 from ecrm.device.copies import coming, copies_of, on_device
 from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.device.pinned import Arena, lend, pieces
 from ecrm.device.pulse import Pulse, Unanswered
-from ecrm.kernels import dispatch
-from ecrm.model.dlrm import build_dense_parts
-from ecrm.model.replica import FlatDenseReplica
-from ecrm.model.slot_batch import SlotBatch, backward, forward
 from ecrm.process.gpu import GpuPulse, fault_in_words, is_lost
 from ecrm.protection.backup import BackupRows
 from ecrm.transport.alone import LoneTransport
 from ecrm.transport.message import Picked, matrix_on
 from ecrm.transport.shared_memory import SharedMemory
 from ecrm.transport.staged import StagedTransport
-from support.gpu_waits import waits_for_gpu
 
 
 def is_registered(gpu, address):
@@ -190,31 +185,6 @@ def test_a_plain_copy_out_of_a_chunk_is_refused_and_one_in_pieces_is_not(across_
         copies_of(device).to_host([(here + 7, memory[20:120])])
         copies_of(device).wait()
         assert on_device(device, memory[10:130]).cpu().tolist() == [0] * 10 + [7] * 100 + [0] * 10
-
-
-def test_rows_and_gradients_of_a_slot_lie_across_chunks(across_chunks):
-    """One wait brings the gradients of rows, those of the model, and the logits."""
-    torch.manual_seed(1)
-    rows, values = torch.arange(5), torch.rand(5, 8)
-    batch = SlotBatch(torch.rand(3, 13), torch.ones(3), rows, torch.tensor([0, 1, 1, 3, 4, 2]))
-
-    def slot(device, values, sums):
-        parts = build_dense_parts("native", 13, 2, (8,), (8, 1), seed=3)
-        replica = FlatDenseReplica(parts, "sgd", 0.1, device)
-        between = forward(replica, batch, values, 3, sums)
-        return (*backward(replica, between), between.logits)
-
-    dispatch.use_on_gpu("reference")
-    expected = slot(CPU, values, torch.empty(5, 8))
-    memory = across_chunks(1000)
-    lent, sums = (part.view(torch.float32).view(5, 8) for part in memory[:320].split(160))
-    lent.copy_(values)
-    with imitated_gpu() as device, waits_for_gpu() as waits:
-        found = slot(device, lent, sums)
-        assert [place for place in waits if "kernel" not in place] == ["replica contribution"]
-    dispatch.use_on_gpu("auto")
-    assert found[0].data_ptr() == sums.data_ptr()
-    assert all(map(torch.equal, found, expected))
 
 
 def test_records_for_a_backup_lie_across_chunks(across_chunks):

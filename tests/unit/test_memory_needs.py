@@ -29,8 +29,7 @@ from ecrm.launch.memory_needs import (
     check_room,
     in_words,
 )
-from ecrm.model.dlrm import build_dense_parts
-from ecrm.model.replica import FlatDenseReplica
+from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.assignment import initial_view
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout
@@ -39,6 +38,7 @@ from ecrm.protection.mapped_files.shard_file import ShardFile
 from ecrm.protection.registry import make_protection
 from ecrm.protection.routing import ROWS, ShardRequests
 from ecrm.protection.stand_in import LastSeen
+from ecrm.recipes.dlrm import OPTIMIZERS, Model
 from ecrm.storage.base import NativeStore
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.undo import UndoLog
@@ -84,10 +84,14 @@ def test_rows_parity_and_dense_replicas_are_counted_as_they_are_made(tmp_path):
             )
             assert need.server.rows == store.memory_bytes
             assert need.server.parity == layout.parity_rows_per_shard * store.record_bytes
-            parts = build_dense_parts(
-                "native", 13, 26, config.model.bottom_mlp, config.model.top_mlp, 1
+            replica = ModuleReplica(
+                Model(config, [(f"t{n}", 300) for n in range(26)]),
+                lambda ps, kind=OPTIMIZERS[dense]: kind(ps, lr=1),
             )
-            assert near(need.trainer.dense, FlatDenseReplica(parts, dense, 0.1).memory_bytes, 0.01)
+            size = sum(parameter.numel() for parameter in replica.parameters)
+            replica.apply(torch.ones(len(replica.contribution(1.0))))
+            replica.commit()
+            assert size > 1000 and near(need.trainer.dense, replica.memory_bytes, 0.01)
 
 
 ALL = ("none", "erasure", "chain", "replicate", "stateless", "checkpoint", "mapped")

@@ -34,12 +34,14 @@ def follow(run_dir: Path, *events: dict) -> None:
 def test_steps_undone_by_a_rollback_are_there_once(tmp_path):
     rolled_back = {"event": "rolled_back", "step": 10}
     steps = [progress(10, 0.5), progress(20, 0.4), progress(30, 0.9)]
-    evaluation = {"event": "evaluation", "step": 20, "auc": 0.75, "log_loss": 0.25}
+    evaluation = {"event": "evaluation", "step": 20, "values": {"auc": 0.75}}
+    lasts = {"event": "evaluation", "step": 10, "values": {"auc": 0.5, "logloss": None}}
     again = [progress(20, 0.375), progress(30, None)]
-    follow(tmp_path, {"event": "start"}, *steps, evaluation, rolled_back, *again)
+    follow(tmp_path, {"event": "start"}, *steps, lasts, evaluation, rolled_back, *again)
     assert read(tmp_path)["train/loss"] == [(10, 0.5), (20, 0.375)]
     assert [step for step, _ in read(tmp_path)["cluster/rebuilt"]] == [10, 20, 30]
-    assert read(tmp_path).get("evaluation/auc", []) == []
+    assert read(tmp_path)["evaluation/auc"] == [(10, 0.5)]
+    assert "evaluation/logloss" not in read(tmp_path)
 
 
 def test_a_launch_that_goes_on_in_a_folder_writes_all_anew(tmp_path):

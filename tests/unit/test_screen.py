@@ -27,8 +27,7 @@ FAILURE = {
 def progress(step: int, at: float, **more) -> dict:
     fields = {
         "samples_per_second": 20_000.0,
-        "loss": 0.5,
-        "auc": 0.75,
+        "logged": {"loss": 0.5},
         "failures_left": 1,
         "rebuilt": 1.0,
     }
@@ -40,12 +39,7 @@ def test_a_standing_is_what_the_events_say():
     standing.take([START])
     assert standing.started and standing.seconds_left(100.0) is None
     standing.take([progress(10, 101.0), progress(30, 103.0)])
-    assert (standing.step, standing.loss, standing.auc, standing.failures_left) == (
-        30,
-        0.5,
-        0.75,
-        1,
-    )
+    assert (standing.step, standing.logged, standing.failures_left) == (30, {"loss": 0.5}, 1)
     assert standing.seconds_left(103.0) == 7.0 and standing.seconds_left(105.0) == 5.0
     standing.take([FAILURE])
     assert (standing.rebuilding, standing.rebuilt, standing.failures_left) == ({1, 2}, 0.0, 0)
@@ -89,13 +83,13 @@ def test_a_picture_fits_the_terminal(width):
     assert all(len(line) <= width for line in lines)
     assert lines[0].startswith("step  4,050/12,000 ━")
     assert lines[0].rstrip().endswith("34%  12s left")
-    assert lines[1].startswith("loss 0.5000  auc 0.7500  20,000 ")
+    assert lines[1].startswith("loss 0.5000  20,000 ")
     assert ("can survive 1 more at once" in lines[1]) == (width == 80)
     assert lines[2] == "rebuilding shards 1, 2: 43%"
     assert lines[3].startswith("stopping after this step")
-    standing.take([progress(12_000, 120.0, loss=None, auc=None)])
+    standing.take([progress(12_000, 120.0, logged={"loss": None})])
     lines = picture(standing, width, no_color=True)
-    assert "100%" in lines[0] and "left" not in lines[0] and lines[1].startswith("loss -  auc -  ")
+    assert "100%" in lines[0] and "left" not in lines[0] and lines[1].startswith("loss -  20,000 ")
     assert lines[-1] == "all steps done: evaluation and checks"
 
 

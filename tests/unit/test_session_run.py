@@ -13,6 +13,7 @@ from ecrm.base.wording import MOST_SHOWN
 from ecrm.checkpoint.compatibility import check_identity, check_steps, same_bits
 from ecrm.checkpoint.exported_model import exported_model
 from ecrm.config import load_config
+from ecrm.engine.step_log import StepLog
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import packed
@@ -83,7 +84,7 @@ def test_a_script_and_the_built_in_trainer_do_not_go_on_with_one_another(criteo_
     config = load_config("tiny", [f"data.path={criteo_rows}"])
     with pytest.raises(UsageError, match="is of the model of a script: start that script"):
         check_identity(PATH, trained().identity(), config)
-    with pytest.raises(UsageError, match="is of the built-in trainer"):
+    with pytest.raises(UsageError, match="is of a config, and not"):
         trained().check_identity(PATH, {"data": {}})
 
 
@@ -96,14 +97,14 @@ def test_steps_beyond_those_of_a_script_are_set_in_the_script():
 
 def test_what_a_script_decides_must_fit_the_ranks():
     config = load_config("tiny", ["data.path=x", "train.seed=0"])  # 2 trainers, 6 ranks
-    assert _config(Job(config), trained().wanted, 6).train.steps == 10
+    assert _config(Job(config), trained().wanted, 6, False).train.steps == 10
     with pytest.raises(UsageError, match=r"Session\(slots=1\) is fewer than the 2 trainers: type"):
-        _config(Job(config), trained(slots=1).wanted, 6)
+        _config(Job(config), trained(slots=1).wanted, 6, False)
     with pytest.raises(UsageError, match="train.seed is 8, but the script has Session"):
         other = replace(config, train=replace(config.train, seed=8))
-        _config(Job(other), trained().wanted, 6)
+        _config(Job(other), trained().wanted, 6, False)
     with pytest.raises(UsageError, match="needs 6 ranks .* but 5 were started"):
-        _config(Job(config), trained().wanted, 5)
+        _config(Job(config), trained().wanted, 5, False)
 
 
 def test_the_best_model_needs_a_place_for_its_checkpoint():
@@ -111,7 +112,10 @@ def test_the_best_model_needs_a_place_for_its_checkpoint():
 
     def settle(*sets: str, run_dir: Path | None = PATH) -> None:
         _config(
-            Job(load_config("tiny", ["data.path=x", "train.seed=0", *sets]), run_dir), wanted, 6
+            Job(load_config("tiny", ["data.path=x", "train.seed=0", *sets]), run_dir),
+            wanted,
+            6,
+            False,
         )
 
     settle()
@@ -138,6 +142,10 @@ def test_a_resume_with_a_file_of_other_rows_is_told_so(tmp_path):
         check_same(tmp_path, larger)
 
 
+def note(**logged: float) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(logged).encode()), dtype=torch.uint8)
+
+
 def test_progress_has_the_means_of_what_was_logged_since_the_last():
     told, replica = [], ModuleReplica(nn.Module(), None)
     engine = SimpleNamespace(
@@ -147,14 +155,14 @@ def test_progress_has_the_means_of_what_was_logged_since_the_last():
             commits=0,
             failures_left=1,
             rebuild_fraction=1.0,
-            log=SimpleNamespace(forget=lambda step: None),
+            log=StepLog(),
             dense=replica,
         ),
     )
     progress = SessionProgress(6, 2, lambda step, make: told.append(make()))
     for step in range(6):
         if step != 3:  # of which this rank does not know
-            progress.logged(step, {0: {"loss": step, "norm": 1.0}, 1: {"loss": step + 1.0}})
+            engine.state.log.add(step, {0: note(loss=step, norm=1.0), 1: note(loss=step + 1.0)})
         if step >= 4:
             replica.skip()
         engine.step = engine.committed = engine.state.commits = step + 1
@@ -225,7 +233,9 @@ def with_tables(model: TrainedModule, *tables: Table) -> TrainedModule:
 def test_ranks_that_have_built_other_models_are_told_what_differs_first(told, tmp_path):
     """Through all that ranks compare at the start, on ranks of which one has another model."""
     (tmp_path / "train.py").write_text("")
-    script = SimpleNamespace(script=SimpleNamespace(path=tmp_path / "train.py", arguments=()))
+    script = SimpleNamespace(
+        script=SimpleNamespace(path=tmp_path / "train.py", arguments=(), follows_config=False)
+    )
     config = load_config("tiny", ["data.path=x"])
     with_items = "table item" in told
 

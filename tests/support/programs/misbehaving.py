@@ -103,13 +103,13 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
     from ecrm.engine.engine import Engine
 
     if how == "before the first step":
-        from ecrm.train import build_rank
+        from ecrm.run import session_run
 
-        build_rank.build_engine = lambda *args: os._exit(1)
+        session_run._engine = lambda *args: os._exit(1)
     if how == "asked before the first step":
-        from ecrm.train import build_rank
+        from ecrm.run import session_run
 
-        build_engine = build_rank.build_engine
+        build_engine = session_run._engine
 
         def asked_first(*args: object) -> object:
             os.kill(os.getpid(), signal.SIGINT)
@@ -118,7 +118,7 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
             time.sleep(0.5)
             return build_engine(*args)
 
-        build_rank.build_engine = asked_first
+        session_run._engine = asked_first
     # by SIGTERM to `ecrm launch`, which arrives while the phase goes on
     if how.startswith("asked in "):
         from ecrm.faults.kill import KillSwitch

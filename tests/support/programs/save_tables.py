@@ -9,42 +9,48 @@ import sys
 import torch
 
 from ecrm.config import load_config
-from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.table_digest import gather_rows
+from ecrm.model.determinism import prepare_torch
 from ecrm.protection.registry import make_protection
+from ecrm.recipes import dlrm
 from ecrm.run.connect import start_view
-from ecrm.run.ending import Record
-from ecrm.run.run_folder import RunFolder
-from ecrm.run.traffic import Traffic
+from ecrm.run.policy import policy_of
+from ecrm.run.started import Started, Wanted
+from ecrm.run.summary import flat_state
+from ecrm.session.session import Session
 from ecrm.storage.base import Store
-from ecrm.train.build_engine import build_engine
-from ecrm.train.trainer import Trainer
+from ecrm.testing.simulate.session_job import SimulatedRun, session_engine
 from ecrm.transport.mpi import MpiTransport
 
 config = load_config(sys.argv[1], sys.argv[3:])
-torch.set_num_threads(1)
+prepare_torch(1)
 transport = MpiTransport()
-dataset = CriteoDataset.open(
-    config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction
-)
-protection = make_protection(config.protection, config.cluster.servers, durable=False)
-engine = build_engine(
-    config, transport, protection, start_view(config, protection, {}), dataset, Hooks()
-)
-losses = []
-step_finished = engine.apply
+losses: dict[int, float] = {}
 
 
-def apply_and_note(*args, **kwargs):
-    before = float(engine.state.dense.loss_sum) if engine.state.dense else 0.0
-    step_finished(*args, **kwargs)
-    losses.append((float(engine.state.dense.loss_sum) if engine.state.dense else 0.0) - before)
+class Noting(Session):
+    """Notes the loss of each step."""
+
+    def steps(self, *words, **more):
+        self.on_commit(self.note)
+        yield from super().steps(*words, **more)
+
+    def note(self, step, logged):
+        losses[step] = sum(slot["loss"] for slot in logged.values()) / len(logged)
 
 
-engine.apply = apply_and_note
-record = Record(RunFolder(None), {}, Traffic(transport))
-Trainer(engine, dataset, config, config.train.steps, record).run()
+def start(wanted: Wanted) -> Started:
+    protection = make_protection(config.protection, config.cluster.servers, durable=False)
+    view, policy = start_view(config, protection, {}), policy_of(config, protection)
+    engine = session_engine(
+        transport, Hooks(), wanted, view, protection, policy, config.storage.backend
+    )
+    return Started(SimulatedRun(engine))
+
+
+dlrm.Session = Noting
+engine = dlrm.train(config, start=start)._engine
 reporter = engine.view.reporter
 (space,) = engine.state.spaces
 tables = {}
@@ -52,12 +58,11 @@ for table, offset in zip(space.tables, space.offsets, strict=True):
     rows = torch.arange(offset, offset + table.rows)
     values = gather_rows(engine, 0, rows, Store.lookup, reporter)
     if values is not None:
-        tables[table.name] = values
+        tables[table.name.rpartition(".")[2]] = values
 if engine.rank == reporter:
-    torch.save(
-        {"tables": tables, "losses": losses, "dense": engine.state.dense.state_tensors[0]},
-        sys.argv[2],
-    )
+    in_order = [loss for _, loss in sorted(losses.items())]
+    dense = flat_state(engine.state.dense)[0]
+    torch.save({"tables": tables, "losses": in_order, "dense": dense}, sys.argv[2])
 transport.agree(True)
 transport.close()
 os._exit(0)

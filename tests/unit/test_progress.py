@@ -12,9 +12,7 @@ from ecrm.engine.step_log import StepLog
 from ecrm.run import progress as module
 from ecrm.run.progress import window_start
 from ecrm.run.run_folder import RunFolder
-from ecrm.train.progress import Progress, note_of, read_note
-
-LOGITS, LABELS = torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 1.0])
+from ecrm.run.session_progress import SessionProgress
 
 
 def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]:
@@ -24,7 +22,9 @@ def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]
         view=SimpleNamespace(reporter=0),
         step=0,
         committed=0,
-        state=SimpleNamespace(log=StepLog(), commits=0, failures_left=1, rebuild_fraction=1.0),
+        state=SimpleNamespace(
+            log=StepLog(), commits=0, failures_left=1, rebuild_fraction=1.0, dense=None
+        ),
     )
 
     def tell(step, make):
@@ -34,10 +34,10 @@ def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]
         if in_words:
             print(in_words)
 
-    progress = Progress(steps, 64, every, tell)
+    progress = SessionProgress(steps, every, tell, samples=64)
     for step in range(1, steps + 1):
-        loss = torch.tensor([losses(step)], dtype=torch.float32)
-        engine.state.log.add(step - 1, {0: progress.note(step - 1, loss, LOGITS, LABELS)})
+        note = bytearray(json.dumps({"loss": losses(step)}).encode())
+        engine.state.log.add(step - 1, {0: torch.frombuffer(note, dtype=torch.uint8)})
         engine.step = engine.committed = engine.state.commits = step
         progress.step_finished(engine)
         assert len(progress._finished_at) < module.MOST_FINISHED
@@ -56,7 +56,7 @@ def test_without_progress_lines_events_still_come(tmp_path, capsys):
         (2500, 500),
     ]
     assert [step for event in events for step, _ in event["finished"]] == list(range(1, 2501))
-    assert all(event["loss"] == 0.5 and event["auc"] == 1.0 for event in events)
+    assert all(event["logged"] == {"loss": 0.5} and event["samples_per_second"] for event in events)
     assert capsys.readouterr().out.count("\n") == 1
 
 
@@ -64,7 +64,7 @@ def test_a_loss_that_is_not_finite_spoils_its_own_window_only(tmp_path):
     events = train(
         tmp_path, 30, every=10, losses=lambda step: float("inf") if 17 <= step < 20 else 0.5
     )
-    assert [event["loss"] for event in events] == [0.5, None, 0.5]
+    assert [event["logged"]["loss"] for event in events] == [0.5, None, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,3 @@ def test_progress_steps_are_a_function_of_the_step(every, due):
         start < step <= start + module.MOST_FINISHED for step, start in enumerate(starts, start=1)
     )
     assert [step for step in range(1, 3001) if window_start(step + 1, every) == step] == list(due)
-
-
-def test_a_note_says_what_was_noted():
-    loss, logits, labels = (
-        torch.tensor([0.25]),
-        torch.randn(7),
-        torch.tensor([0.0, 1, 1, 0, 1, 0, 0]),
-    )
-    said, scores, truth = read_note(note_of(loss, logits, labels))
-    assert said == 0.25 and scores.tolist() == logits.tolist() and truth.tolist() == labels.tolist()
-    assert len(note_of(loss, logits, labels)) == 4 + 5 * 7 and [
-        len(part) for part in read_note(note_of(loss))[1:]
-    ] == [0, 0]

@@ -1,4 +1,4 @@
-"""The first checks of the built-in trainer's ranks: number of ranks, data, config."""
+"""The first checks of the ranks of a config's run: number of ranks, data, config."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.data.dataset_info import read_manifest
-from ecrm.errors import UsageError
 from ecrm.process.preflight import host_name
-from ecrm.run.check_start import check_alike, check_kernels, check_started
+from ecrm.run.check_start import check_alike, check_started
 from ecrm.run.collective_check import collective_check
 from ecrm.run.consistency import Alike, Given, given_of
 from ecrm.run.plan import plan
@@ -25,36 +24,28 @@ ALIKE = Alike(
 _OF_DATA = ("rows", "tables", "files")  # of the manifest; names of sources may differ
 
 
-def check_inputs(transport: Transport, config: Config) -> CriteoDataset:
-    """Collective: open the data, and use the kernels named by the config.
+def check_inputs(transport: Transport, config: Config) -> None:
+    """Collective: check the data and the config before the recipe runs.
 
-    Raises UsageError and DataError, on every rank, if a rank cannot, or has a config or data
-    different from most ranks.
+    Raises UsageError and DataError, on every rank, if a rank cannot open the data, or has a config
+    or data different from most ranks.
     """
     started = len(transport.live)
-    dataset: CriteoDataset
-    dataset, steps = collective_check(transport, lambda: _open(started, config))
+    steps = collective_check(transport, lambda: _open(started, config))
     manifest = collective_check(transport, lambda: read_manifest(Path(config.data.path)))
     check_alike(transport, given(host_name(), config, manifest, steps), ALIKE)
-    check_kernels(transport, config)
-    return dataset
 
 
-def _open(started: int, config: Config) -> tuple[CriteoDataset, int]:
-    """The data and the number of steps; checks `started`, the number of ranks.
+def _open(started: int, config: Config) -> int:
+    """Open the data; return the number of steps. Checks `started`, the number of ranks.
 
     Raises UsageError and DataError.
     """
     check_started(started, config)
-    if config.train.check_determinism > 0:
-        raise UsageError(
-            "train.check_determinism is for scripts, whose code may compute otherwise each time",
-            {"train.check_determinism": 0},
-        )
-    dataset = CriteoDataset.open(
+    CriteoDataset.open(
         config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction
     )
-    return dataset, plan(config)
+    return plan(config)
 
 
 def given(host: str, config: Config, manifest: Mapping[str, Any], steps: int) -> Given:

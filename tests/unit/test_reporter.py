@@ -206,16 +206,9 @@ def test_a_line_that_does_not_fit_is_not_left_half_written(tmp_path, monkeypatch
     assert len(folder.events()) == 1  # in trouble once, it writes no more
 
 
-def evaluation(step: int) -> dict:
-    return {
-        "event": "evaluation",
-        "step": step,
-        "samples": 9,
-        "auc": 0.5,
-        "auc_error": 0.0,
-        "log_loss": 0.7,
-        "shards_away": [],
-    }
+def evaluation(step: int, **values: float) -> dict:
+    said = {"values": values or {"auc": 0.5}, "shards_away": []}
+    return {"event": "evaluation", "step": step, **said}
 
 
 def not_finite(step: int, found_in: str = "step") -> dict:
@@ -227,12 +220,7 @@ def ended_early(step: int) -> dict:
     return {"event": "ended_early", "step": step, "steps_wanted": 99, "best_step": 1, "why": ""}
 
 
-def overfitting(step: int) -> dict:
-    numbers = {"evaluations": 3, "auc": 0.4, "auc_before": 0.5, "step_before": 1}
-    return {"event": "overfitting", "step": step, **numbers}
-
-
-ONCE = [evaluation, not_finite, overfitting, ended_early]
+ONCE = [evaluation, not_finite, ended_early]
 
 
 @pytest.mark.parametrize("event", ONCE)
@@ -261,12 +249,12 @@ def test_what_a_step_has_to_tell_is_told_once_whoever_dies(tmp_path, capsys, eve
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_a_step_and_the_evaluation_before_it_are_two_things_that_may_not_be_finite(tmp_path):
+def test_two_functions_that_report_in_a_step_are_told_once_each(tmp_path):
     folder = RunFolder(tmp_path)
     reporter = rank(0, folder, SimpleNamespace(reporter=0))
-    for event in (not_finite(4, "evaluation"), not_finite(4, "step"), not_finite(4, "step")):
+    for event in (evaluation(4, auc=0.5), evaluation(4, recall=0.1), evaluation(4, auc=0.5)):
         reporter.event(event)
-    assert [event["found_in"] for event in folder.events()] == ["evaluation", "step"]
+    assert [event["values"] for event in folder.events()] == [{"auc": 0.5}, {"recall": 0.1}]
 
 
 def test_what_is_not_told_once_a_step_is_told_each_time(tmp_path):

@@ -1,9 +1,7 @@
-"""The best evaluation and its checkpoint, early stopping, and the warning of overfitting."""
+"""The best evaluation and its checkpoint, also of a run that goes on."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import random
 import shutil
@@ -17,84 +15,7 @@ from ecrm.checkpoint.restore import Restorer
 from ecrm.run.collective_check import on_one_rank
 from ecrm.testing.simulate.workload import Workload, run_workload
 from ecrm.testing.simulated_transport import RandomFaults, RankKilled, SimulatedCluster
-from ecrm.train.evaluate import Evaluation
-from ecrm.train.history import History
 from support.simulating import dies_once
-
-
-def history(aucs: list[float | None], means: list[float] | None = None, by: str = "auc") -> History:
-    """An evaluation every 10 steps, with mean training losses in between."""
-    made, total = History(by), 0.0
-    for number, area in enumerate(aucs, 1):
-        total += 10 * (means[number - 1] if means else 0.5)
-        made.add(10 * number, Evaluation(100, area, 0.0, None if area is None else 1 - area, total))
-    return made
-
-
-def test_the_first_of_the_best_counts_and_later_ones_are_without_gain():
-    made = history([0.6, 0.7, 0.7, 0.65])
-    assert made.best.step == 20 and made.without_gain == 2
-    assert made.in_words(made.best) == "auc 0.7000 at step 20"
-    assert (
-        history([0.6, 0.7], by="logloss").in_words(history([0.6, 0.7], by="logloss").best)
-        == "log loss 0.3000 at step 20"
-    )
-    made.add(30, Evaluation(100, 0.8, 0.0, 0.1, 3.0))
-    assert made.best.step == 30 and made.without_gain == 0, (
-        "what came after step 30 is to come again"
-    )
-    assert history([None, None]).best is None
-
-
-def test_a_run_that_goes_on_has_the_evaluations_before_its_step():
-    made = history([0.6, 0.7, 0.65])
-    again = History("auc", made.to_json(30))
-    assert again.best == made.best and again.without_gain == 0
-    again.add(30, Evaluation(100, 0.65, 0.0, 0.35, 15.0))
-    assert again.to_json(99) == made.to_json(99) and len(made.to_json(30)) == 2
-
-
-def one_class(losses: list[float]) -> History:
-    """Evaluations on samples of one class: there is no AUC."""
-    made = History("logloss")
-    for number, loss in enumerate(losses, 1):
-        made.add(10 * number, Evaluation(100, None, None, loss, 5.0 * number))
-    return made
-
-
-def test_log_loss_tells_the_best_where_there_is_no_auc():
-    made = one_class([0.5, 0.3, 0.4])
-    assert made.best.step == 20 and made.without_gain == 1 and made.overfit is None
-    assert made.in_words(made.best) == "log loss 0.3000 at step 20"
-    again = History("logloss", json.loads(json.dumps(made.to_json(99))))
-    assert again.best == made.best
-    assert History("auc", made.to_json(99)).best is None
-
-
-def test_a_training_loss_that_is_not_finite_spoils_no_manifest():
-    made = history([0.7, 0.69, 0.68, 0.67], [0.5, 0.49, math.nan, 0.47])
-    entries = json.loads(json.dumps(made.to_json(99), allow_nan=False))
-    assert [total for *_, total in entries] == [5.0, pytest.approx(9.9), None, None]
-    assert History("auc", entries).best == made.best and made.overfit is None
-
-
-@pytest.mark.parametrize(
-    ("aucs", "means", "warned"),
-    [
-        ([0.7, 0.69, 0.68, 0.67], [0.5, 0.49, 0.48, 0.47], True),
-        ([0.7, 0.69, 0.68], [0.5, 0.49, 0.48], False),  # two falls
-        ([0.7, 0.69, 0.68, 0.68], [0.5, 0.49, 0.48, 0.47], False),
-        ([0.7, 0.69, 0.68, 0.67], [0.5, 0.6, 0.7, 0.8], False),  # the training loss rises too
-        # told an evaluation before
-        ([0.7, 0.69, 0.68, 0.67, 0.66], [0.5, 0.49, 0.48, 0.47, 0.46], False),
-        ([0.6, 0.7, 0.69, 0.68, 0.67], [0.6, 0.5, 0.49, 0.48, 0.47], True),
-    ],
-)
-def test_overfitting_is_told_once_the_auc_has_fallen_three_times(aucs, means, warned):
-    made = history(aucs, means)
-    assert (made.overfit is not None) == warned
-    if warned:
-        assert (made.overfit[0].auc, made.overfit[1].auc) == (0.7, 0.67)
 
 
 def value(seed: int, step: int) -> float:
@@ -117,7 +38,6 @@ def run(
 
         def make(engine):
             loaded = durable.loaded
-            held["history"] = History("auc", [] if loaded is None else loaded.manifest.evaluations)
             own = CheckpointFolder(folder)
             if loaded is not None and engine.rank == engine.view.reporter:
                 own.inherit_best(loaded)
@@ -128,16 +48,14 @@ def run(
                 policy,
                 clock=lambda: 0.0,
                 background=lambda work: work(),
-                evaluations=held["history"].to_json,
                 began_from=None if loaded is None else loaded.path,
             )
             return held["checkpoints"]
 
         def evaluate(engine):
             if engine.step and engine.step % 2 == 0:
-                area = value(seed, engine.step)
-                held["history"].add(engine.step, Evaluation(1, area, 0.0, 1 - area, 0.0))
-                if held["history"].best.step == engine.step:
+                steps = range(2, engine.step + 1, 2)
+                if max(steps, key=lambda step: value(seed, step)) == engine.step:
                     held["checkpoints"].keep_best()
 
         run_workload(
