@@ -14,51 +14,22 @@ Legend: R well-formed rows of one block.
 
 from __future__ import annotations
 
-import gzip
-import io
-import os
 import re
-import stat
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import ClassVar
 
 import numpy as np
 
 from ecrm.data import parse_fields
 from ecrm.data.layout import COLUMN_NAMES, COLUMNS, INTEGERS, Layout, detect_layout
-from ecrm.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from ecrm.data.malformed import Malformed
+from ecrm.data.text_file import CountedFile, check_input, decoded
+from ecrm.errors import DataError
 
 BLOCK_BYTES = 1 << 20
 # 40 sound fields need 481; the bound keeps memory constant in a file without line ends
 MAX_LINE_BYTES = 1 << 16
-
-_FOREIGN = {
-    b"PK\x03\x04": "a zip archive: unpack it",
-    b"\x28\xb5\x2f\xfd": "a zstd file: unpack it",
-    b"BZh": "a bzip2 file: unpack it",
-    b"\xfd7zXZ\x00": "an xz file: unpack it",
-    b"PAR1": "a parquet file",
-    b"\x93NUMPY": "a numpy file",
-}
-_TAR = slice(257, 262), b"ustar"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True)
-class Malformed:
-    """A malformed line: the file, the line number counted from 1, and the reason."""
-
-    path: str
-    line: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -78,26 +49,7 @@ class Rows:
     malformed: int
     examples: Iterator[Malformed]
     bytes_read: int
-
-
-def check_input(path: str) -> int | None:
-    """Return the size of an input file in bytes, `None` for a pipe or device.
-
-    Raises `UsageError` for a directory or an unreadable file, `DataError` for an empty file.
-    """
-    try:
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
-            raise UsageError(f"{path}: is a directory; name the files in it")
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
-    if status.st_size == 0:
-        raise DataError(f"{path}: the file is empty")
-    return status.st_size
+    unit: ClassVar[str] = "line"
 
 
 def read_criteo(
@@ -113,7 +65,7 @@ def read_criteo(
     """
     check_input(path)
     layout = None
-    with _Counted(path) as source:
+    with CountedFile(path) as source:
         for text, first_line in _whole_lines(source, path, block_bytes):
             block = np.frombuffer(text, np.uint8)
             starts, ends = _line_bounds(block)
@@ -134,37 +86,14 @@ def read_criteo(
         raise DataError(f"{path}: holds no line that is not blank")
 
 
-class _Counted(io.RawIOBase):
-    """A file opened for reading, with a count of the bytes read; `tell` fails for a pipe."""
-
-    def __init__(self, path: str) -> None:
-        self.count = 0
-        try:
-            self._file = open(path, "rb", buffering=0)
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}") from error
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Buffer) -> int:
-        size = self._file.readinto(buffer)
-        self.count += size
-        return size
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def _whole_lines(source: _Counted, path: str, block_bytes: int) -> Iterator[tuple[bytes, int]]:
+def _whole_lines(source: CountedFile, path: str, block_bytes: int) -> Iterator[tuple[bytes, int]]:
     """Yield texts of whole lines, as (text, number of the first line).
 
     Every line ends in LF. The text has `parse_fields.PAD` spare bytes on either side.
     """
     pad = bytes(parse_fields.PAD)
     line_number, carried = 1, b""
-    for data in _decoded(source, path, block_bytes):
+    for data in decoded(source, path, block_bytes):
         end = data.rfind(b"\n") + 1
         if end:
             yield b"".join((pad, carried, data[:end], pad)), line_number
@@ -175,62 +104,6 @@ def _whole_lines(source: _Counted, path: str, block_bytes: int) -> Iterator[tupl
             carried = (carried + data)[: MAX_LINE_BYTES + 1]
     if carried:
         yield b"".join((pad, carried, b"\n", pad)), line_number
-
-
-def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
-    """Yield the file's text in pieces of `block_bytes`, unpacked if the file is gzip."""
-    buffered: io.BufferedReader = io.BufferedReader(source, max(block_bytes, 1 << 16))
-    try:
-        # A pipe may hand over the first bytes singly: take 8 bytes, then put the bytes back in
-        # front.
-        head = buffered.read(8)
-        _refuse_foreign(path, "is", head)
-        joined = _Prefixed(head, buffered)
-        stream: _Prefixed | gzip.GzipFile = joined
-        if head.startswith(b"\x1f\x8b"):
-            stream = gzip.GzipFile(fileobj=cast(BinaryIO, joined), mode="rb")
-        piece = stream.read(max(block_bytes, _TAR[0].stop))
-        _refuse_foreign(path, "is" if stream is joined else "unpacks to", piece)
-        if piece.startswith(_BYTE_ORDER_MARK):
-            piece = piece[len(_BYTE_ORDER_MARK) :]
-        while piece:
-            yield piece
-            piece = stream.read(block_bytes)
-    except EOFError as error:
-        raise DataError(
-            f"{path}: the gzip stream is truncated after {source.count} bytes"
-        ) from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}: the gzip stream is damaged before byte {source.count}: {error}"
-        ) from error
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read past byte {source.count}: {error.strerror or error}"
-        ) from error
-
-
-def _refuse_foreign(path: str, verb: str, start: bytes) -> None:
-    """Raise `DataError` if `start` begins like an archive or a file of a foreign format.
-
-    `start` is the beginning of the file or of the unpacked gzip; text and gzip pass.
-    """
-    what = next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), None)
-    if start[_TAR[0]] == _TAR[1]:
-        what = "a tar archive: unpack it"
-    if what:
-        raise DataError(f"{path}: {verb} {what}; only plain text and gzip of it are read")
-
-
-class _Prefixed:
-    """Some bytes followed by the rest of a stream, with the `read` needed by the gzip module."""
-
-    def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
-        self._head, self._rest = head, rest
-
-    def read(self, size: int) -> bytes:
-        head, self._head = self._head[:size], self._head[size:]
-        return head + self._rest.read(size - len(head)) if len(head) < size else head
 
 
 def _line_bounds(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

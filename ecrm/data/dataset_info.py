@@ -30,15 +30,6 @@ JUDGED_LINES = 100_000
 TABLE_NAMES = tuple(f"t_cat_{i}" for i in range(CATEGORIES))
 
 
-def holds_dataset(directory: Path) -> bool:
-    """Return whether a directory holds the manifest of a dataset, in any format version."""
-    try:
-        manifest = json.loads((directory / NAME).read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
-
-
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Return the manifest in a directory; check all entries used by the project.
 

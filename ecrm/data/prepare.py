@@ -12,27 +12,26 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from ecrm.base.atomic_files import staged_directory
 from ecrm.base.console import Progress
-from ecrm.base.wording import counted
 from ecrm.data import dataset_info
-from ecrm.data.criteo import BLOCK_BYTES, Malformed, Rows, check_input, read_criteo
+from ecrm.data.copying import copy_rows
+from ecrm.data.criteo import BLOCK_BYTES, Rows, read_criteo
 from ecrm.data.hashing import row_ids
 from ecrm.data.kaggle_shape import CARDINALITIES, TERABYTE_CARDINALITIES
 from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
+from ecrm.data.malformed import Skipped, check_share
+from ecrm.data.output import check_replaceable, write_synced
+from ecrm.data.text_file import check_input
 from ecrm.errors import DataError, UsageError
 
-SHOWN_MALFORMED = 20
-NAMED_MALFORMED = 3  # in the error refusing a file
-MALFORMED_BYTES = 16 << 20  # of malformed.txt; the last line counts the malformed lines left out
 _DAY = re.compile(r"day_(\d+)")
 
 DEFAULT_HASH_SIZES = tuple(
@@ -74,8 +73,7 @@ def prepare(
     bad arguments, unreadable inputs and an output not to be replaced, `DataError` for damaged,
     empty or refused inputs, `EcrmError` for a failed write.
     """
-    if not 0 <= max_malformed <= 1:
-        raise UsageError(f"--max-malformed {max_malformed:g}: type a share, from 0 to 1")
+    check_share(max_malformed)
     sizes = check_hash_sizes(hash_sizes)
     if not inputs:
         raise UsageError("prepare needs at least one input file")
@@ -83,21 +81,29 @@ def prepare(
     target = Path(os.path.realpath(output_dir))
     if progress and (warning := order_warning(inputs)):
         progress.note(f"ecrm: warning: {warning}")
-    with staged_directory(target, lambda: _check_replaceable(target, force)) as staged:
+    with staged_directory(
+        target, lambda: check_replaceable(target, dataset_info.FORMAT, force)
+    ) as staged:
         with ExitStack() as stack:
             writer, skipped = (
                 _Writer(stack, staged, sizes),
-                _Skipped(stack, staged / dataset_info.MALFORMED, progress),
+                Skipped(stack, staged / dataset_info.MALFORMED, progress),
             )
-            sources = _copy(
-                inputs, input_bytes, writer, skipped, strict, progress, block_bytes, max_malformed
+            sources = copy_rows(
+                inputs,
+                input_bytes,
+                lambda path: read_criteo(path, strict=strict, block_bytes=block_bytes),
+                writer,
+                skipped,
+                progress,
+                max_malformed,
             )
             skipped.finish()
             if not writer.rows:
                 malformed = sum(source["malformed"] for source in sources)
                 raise DataError(f"{', '.join(inputs)}: no well-formed row ({malformed} malformed)")
             manifest = writer.finish() | {"sources": sources}
-        _write_synced(staged / dataset_info.NAME, json.dumps(manifest, indent=1).encode() + b"\n")
+        write_synced(staged / dataset_info.NAME, json.dumps(manifest, indent=1).encode() + b"\n")
     return manifest
 
 
@@ -145,126 +151,6 @@ def transform_integers(integers: np.ndarray) -> np.ndarray:
     # In float64: the rounding to float32 hides the differences of numpy's logarithms by machine.
     logarithms: np.ndarray = np.log(np.maximum(integers, -2) + 3.0).astype("<f4")
     return logarithms
-
-
-def _check_replaceable(target: Path, force: bool) -> None:
-    """Raise `UsageError` if `target` must not be replaced.
-
-    `target` may be absent, an empty directory or, with `force`, a dataset without further files.
-    """
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise UsageError(f"{target}: exists and is not a directory")
-    entries = {entry.name for entry in target.iterdir()}
-    if not entries:
-        return
-    foreign = sorted(entries - {dataset_info.NAME, dataset_info.MALFORMED, *dataset_info.FILES})
-    if foreign or not dataset_info.holds_dataset(target):
-        raise UsageError(
-            f"{target}: is not empty and not a dataset made by prepare "
-            f"(it holds {min(foreign or entries)}); it is left alone"
-        )
-    if not force:
-        raise UsageError(f"{target}: already holds a prepared dataset; --force replaces it")
-
-
-def _copy(
-    inputs: Sequence[str],
-    input_bytes: list[int | None],
-    writer: _Writer,
-    skipped: _Skipped,
-    strict: bool,
-    progress: Progress | None,
-    block_bytes: int,
-    max_malformed: float,
-) -> list[dict[str, Any]]:
-    """Write all rows of all inputs and return the manifest's records of the inputs."""
-    known = [size for size in input_bytes if size is not None]
-    total = sum(known) if len(known) == len(input_bytes) else None
-    sources, done = [], 0
-    for path in inputs:
-        first_row, malformed, read, lines = writer.rows, 0, 0, 0
-        first: list[Malformed] = []
-        for rows in read_criteo(path, strict=strict, block_bytes=block_bytes):
-            writer.write(rows)
-            malformed += rows.malformed
-            lines = writer.rows - first_row + malformed
-            read = rows.bytes_read
-            more = list(islice(rows.examples, NAMED_MALFORMED - len(first)))
-            first += more
-            skipped.add(rows.malformed, chain(more, rows.examples))
-            if lines >= dataset_info.JUDGED_LINES:
-                _judge(path, malformed, lines, first, max_malformed, of="the first ")
-            if progress:
-                fraction = (done + read) / total if total else None
-                progress.update(writer.rows, f"{(done + read) / 1e6:,.1f} MB", fraction)
-        done += read
-        _judge(path, malformed, lines, first, max_malformed)
-        if progress and malformed:
-            progress.note(
-                f"{path}: {counted(malformed, 'malformed line')} skipped, "
-                f"{writer.rows - first_row:,} rows read"
-            )
-        sources.append(
-            {"name": path, "bytes": read, "rows": writer.rows - first_row, "malformed": malformed}
-        )
-    return sources
-
-
-def _judge(
-    path: str, malformed: int, lines: int, first: Sequence[Malformed], allowed: float, of: str = ""
-) -> None:
-    """Raise DataError if more than the share `allowed` of a file's lines read is malformed.
-
-    `malformed` of the `lines` read are malformed; `first` are the first few malformed lines. `of`
-    is a phrase for the message while the file has more lines to read.
-    """
-    if malformed > allowed * lines:
-        named = "; ".join(f"line {one.line}: {one.reason}" for one in first)
-        raise DataError(
-            f"{path}: {malformed:,} of {of}{lines:,} lines ({malformed / lines:.2%}) are "
-            f"malformed, --max-malformed is {allowed:g}, so nothing was written; "
-            f"{named}{'; and so on' if malformed > len(first) else ''}; "
-            "correct the file, or type --max-malformed 1 to skip all such lines"
-        )
-
-
-class _Skipped:
-    """Names malformed lines: up to `MALFORMED_BYTES` in a file, the first few to the user.
-
-    The first malformed line creates the file.
-    """
-
-    def __init__(self, stack: ExitStack, path: Path, progress: Progress | None) -> None:
-        self._stack, self._path, self._progress = stack, path, progress
-        self._file: BinaryIO | None = None
-        self._count = self._written = self._size = 0
-
-    def add(self, count: int, examples: Iterator[Malformed]) -> None:
-        """Name the `count` malformed lines of a block, described in turn by `examples`."""
-        self._count += count
-        while self._size < MALFORMED_BYTES and (example := next(examples, None)) is not None:
-            if self._progress and self._written < SHOWN_MALFORMED:
-                self._progress.note(f"skipped {example}")
-            self._write(f"{example}\n")
-            self._written += 1
-
-    def finish(self) -> None:
-        """Write the number of lines left out, and bring the file to disk."""
-        if self._file is None:
-            return
-        if self._count > self._written:
-            self._write(f"and {self._count - self._written:,} more\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def _write(self, line: str) -> None:
-        if self._file is None:
-            self._file = self._stack.enter_context(open(self._path, "wb"))
-        data = line.encode("utf-8", "backslashreplace")
-        self._file.write(data)
-        self._size += len(data)
 
 
 class _Writer:
@@ -321,11 +207,3 @@ class _Writer:
                 for name, (dtype, shape) in dataset_info.FILES.items()
             },
         }
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    """Write a small file and bring it to disk."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -22,6 +22,7 @@ import pytest
 from ecrm.base import atomic_files
 from ecrm.base.console import Progress
 from ecrm.cli.data import parse_hash_sizes
+from ecrm.data import malformed
 from ecrm.data import prepare as module
 from ecrm.data.criteo import read_criteo
 from ecrm.data.generate import generate_criteo
@@ -232,7 +233,7 @@ def test_a_share_that_is_none_is_refused(rows, tmp_path, share):
 
 
 def test_the_list_of_malformed_lines_is_bounded(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MALFORMED_BYTES", 1000)
+    monkeypatch.setattr(malformed, "MALFORMED_BYTES", 1000)
     lines = tmp_path / "lines"
     lines.write_text("broken\n" * 5000 + rows.read_text())
     prepare([str(lines)], str(tmp_path / "out"), block_bytes=2000, max_malformed=1)

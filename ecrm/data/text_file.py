@@ -1,0 +1,126 @@
+"""Text files read in bounded memory: plain or gzip, from a disk or a pipe."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from ecrm.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive: unpack it",
+    b"\x28\xb5\x2f\xfd": "a zstd file: unpack it",
+    b"BZh": "a bzip2 file: unpack it",
+    b"\xfd7zXZ\x00": "an xz file: unpack it",
+    b"PAR1": "a parquet file",
+    b"\x93NUMPY": "a numpy file",
+}
+_TAR = slice(257, 262), b"ustar"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def check_input(path: str) -> int | None:
+    """Return the size of an input file in bytes, `None` for a pipe or device.
+
+    Raises `UsageError` for a directory or an unreadable file, `DataError` for an empty file.
+    """
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise UsageError(f"{path}: is a directory; name the files in it")
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if status.st_size == 0:
+        raise DataError(f"{path}: the file is empty")
+    return status.st_size
+
+
+class CountedFile(io.RawIOBase):
+    """A file opened for reading, with a count of the bytes read; `tell` fails for a pipe."""
+
+    def __init__(self, path: str) -> None:
+        self.count = 0
+        try:
+            self._file = open(path, "rb", buffering=0)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        size = self._file.readinto(buffer)
+        self.count += size
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def decoded(source: CountedFile, path: str, block_bytes: int) -> Iterator[bytes]:
+    """Yield the file's text in pieces of `block_bytes`, unpacked if the file is gzip."""
+    buffered: io.BufferedReader = io.BufferedReader(source, max(block_bytes, 1 << 16))
+    try:
+        # A pipe may hand over the first bytes singly: take 8 bytes, then put the bytes back in
+        # front.
+        head = buffered.read(8)
+        _refuse_foreign(path, "is", head)
+        joined = _Prefixed(head, buffered)
+        stream: _Prefixed | gzip.GzipFile = joined
+        if head.startswith(b"\x1f\x8b"):
+            stream = gzip.GzipFile(fileobj=cast(BinaryIO, joined), mode="rb")
+        piece = stream.read(max(block_bytes, _TAR[0].stop))
+        _refuse_foreign(path, "is" if stream is joined else "unpacks to", piece)
+        if piece.startswith(_BYTE_ORDER_MARK):
+            piece = piece[len(_BYTE_ORDER_MARK) :]
+        while piece:
+            yield piece
+            piece = stream.read(block_bytes)
+    except EOFError as error:
+        raise DataError(
+            f"{path}: the gzip stream is truncated after {source.count} bytes"
+        ) from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"{path}: the gzip stream is damaged before byte {source.count}: {error}"
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read past byte {source.count}: {error.strerror or error}"
+        ) from error
+
+
+def _refuse_foreign(path: str, verb: str, start: bytes) -> None:
+    """Raise `DataError` if `start` begins like an archive or a file of a foreign format.
+
+    `start` is the beginning of the file or of the unpacked gzip; text and gzip pass.
+    """
+    what = next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), None)
+    if start[_TAR[0]] == _TAR[1]:
+        what = "a tar archive: unpack it"
+    if what:
+        raise DataError(f"{path}: {verb} {what}; only plain text and gzip of it are read")
+
+
+class _Prefixed:
+    """Some bytes followed by the rest of a stream, with the `read` needed by the gzip module."""
+
+    def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
+        self._head, self._rest = head, rest
+
+    def read(self, size: int) -> bytes:
+        head, self._head = self._head[:size], self._head[size:]
+        return head + self._rest.read(size - len(head)) if len(head) < size else head
