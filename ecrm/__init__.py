@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ecrm.columns.table import Table
     from ecrm.session.data import Indexed
     from ecrm.session.session import Session
     from ecrm.session.streams import Streams
@@ -16,7 +17,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-__all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "Indexed", "Session", "Streams"]
+__all__ = [
+    "EmbeddingBagCollection",
+    "EmbeddingCollection",
+    "Indexed",
+    "Session",
+    "Streams",
+    "Table",
+]
 
 _HOMES = {
     "EmbeddingBagCollection": "ecrm.tables.collections",
@@ -24,6 +32,7 @@ _HOMES = {
     "Indexed": "ecrm.session.data",
     "Session": "ecrm.session.session",
     "Streams": "ecrm.session.streams",
+    "Table": "ecrm.columns.table",
 }
 
 

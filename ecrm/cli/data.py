@@ -1,4 +1,4 @@
-"""The commands `ecrm prepare criteo` and `ecrm generate criteo`.
+"""The commands `ecrm prepare criteo` and `ecrm generate criteo`; `ecrm.cli.table` has the others.
 
 Their heavy imports happen only when a command runs.
 """
@@ -10,14 +10,14 @@ import sys
 
 from ecrm.base.paths import typed_path_text
 from ecrm.base.wording import counted
-from ecrm.data.dataset_info import JUDGED_LINES, MAX_MALFORMED
+from ecrm.cli.table import add_prepare_table, add_schema, add_skipping
 from ecrm.errors import UsageError
 
 ZIPF_VALUES = 1_000_000
 
 
 def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the parsers of `prepare` and `generate`.
+    """Add the parsers of `prepare`, `schema` and `generate`.
 
     `subparsers` comes from `argparse.ArgumentParser.add_subparsers`. The parsers set `run`, a
     function from parsed arguments to the exit code; `run` raises `EcrmError`.
@@ -46,25 +46,13 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     sizes.add_argument(
         "--hash-sizes", metavar="N,N,...", help="rows of the 26 tables, one number each"
     )
-    skipping = parser.add_mutually_exclusive_group()
-    skipping.add_argument(
-        "--strict",
-        action="store_true",
-        help="stop at the first malformed line instead of skipping and counting it",
-    )
-    skipping.add_argument(
-        "--max-malformed",
-        type=float,
-        default=MAX_MALFORMED,
-        metavar="SHARE",
-        help="stop when more than this share of a file's lines is malformed; from 0 to 1, by "
-        f"default {MAX_MALFORMED:g}. The share is first checked after {JUDGED_LINES:,} lines of a "
-        "file, or at its end if it is shorter",
-    )
+    add_skipping(parser, "line")
     parser.add_argument(
         "--force", action="store_true", help="replace a dataset that is already in DIR"
     )
     parser.set_defaults(run=_run_prepare)
+    add_prepare_table(kinds)
+    add_schema(subparsers)
 
     kinds = _add_kinds(
         subparsers, "generate", "write artificial click logs that a model can learn from"

@@ -56,7 +56,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError(f"{path}: not the manifest of a dataset made by `ecrm prepare`")
+        raise DataError(f"{path}: not the manifest of a dataset made by `ecrm prepare criteo`")
     if manifest.get("format_version") != VERSION:
         raise UsageError(
             f"{directory}: format version {manifest.get('format_version')}, "

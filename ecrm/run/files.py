@@ -187,6 +187,33 @@ DATASET = (
     File("malformed.txt", "text", "which lines were skipped, where there were any", "the same"),
 )
 
+TABLE = (
+    File(
+        "manifest.json",
+        "JSON",
+        "schema, rows, tables, missing values, sources, size and SHA-256 of every other file",
+        "last",
+    ),
+    File("labels.bin", "float32 [N]", "labels of N rows", "as the files are read"),
+    File("dense.bin", "float32 [N, n]", "n dense columns", "the same"),
+    File("ids.bin", "int32 [N, c]", "rows of tables for c categorical columns", "the same"),
+    File("feature-*-ends.bin", "int64 [N]", "ends of the lists in the next file", "the same"),
+    File("feature-*-ids.bin", "int32", "rows of a table for lists of ids", "the same"),
+    File("feature-*-weights.bin", "float32", "the weights of these ids", "the same"),
+    File(
+        "vocabulary-*.jsonl", "a JSON text per line", "the ids of rows 1, 2 and so on", "at the end"
+    ),
+    File(
+        "order.bin",
+        "int64 [N]",
+        "numbers of the rows, training rows first, where a time or split column changes the order",
+        "at the end",
+    ),
+    File(
+        "malformed.txt", "text", "malformed rows that were skipped, if any", "as the files are read"
+    ),
+)
+
 DRILL = (
     File("undisturbed/*", "a [run folder](#a-run-folder)", "the run without kills", "first"),
     File("disturbed/*", "a [run folder](#a-run-folder)", "the run with kills", "second"),

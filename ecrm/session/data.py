@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any, Protocol
 
 import torch
@@ -124,15 +124,18 @@ class Indexed:
         last = min(first + self.batch_size, len(self.dataset))
         return self._collate(self._read(list(range(first, last))))
 
-    def _read(self, numbers: list[int]) -> list[Any]:
+    def _read(self, numbers: list[int]) -> Any:
         """Read samples, in a single call if the dataset has `__getitems__`, as torch's loader does.
 
-        Raises UsageError if `__getitems__` returns a wrong number of samples.
+        Samples with a length go to `collate` as they are. Raises UsageError if `__getitems__`
+        returns a wrong number of samples.
         """
         read_many = getattr(self.dataset, "__getitems__", None)
         if not callable(read_many):
             return [self.dataset[number] for number in numbers]
-        samples = list(read_many(numbers))
+        samples = read_many(numbers)
+        if not isinstance(samples, Sized):
+            samples = list(samples)
         if len(samples) != len(numbers):
             raise UsageError(
                 f"ecrm.Indexed({type(self.dataset).__name__}): its __getitems__ gave "

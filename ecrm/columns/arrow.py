@@ -1,0 +1,20 @@
+"""pyarrow, or a line for the user if pyarrow is missing. Needed for preparing, not for reading."""
+
+from __future__ import annotations
+
+from ecrm.errors import UsageError
+
+try:
+    import pyarrow
+    import pyarrow.compute
+    import pyarrow.csv
+    import pyarrow.ipc
+    import pyarrow.parquet
+    import pyarrow.types
+except ImportError as error:
+    raise UsageError(
+        f"Parquet, Arrow and CSV files are read with pyarrow, which cannot be imported ({error})",
+        otherwise='type pip install "ecrm[tables]", or pip install pyarrow',
+    ) from error
+
+__all__ = ["pyarrow"]

@@ -1,0 +1,265 @@
+"""A draft of a schema from the first rows of files: the guessed kind of every column."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ecrm.base.wording import counted
+from ecrm.columns import values
+from ecrm.columns.arrow import pyarrow
+from ecrm.columns.block import Block
+from ecrm.columns.files import arrow_errors, format_of, open_batches
+from ecrm.columns.schema import Column, Schema
+from ecrm.columns.text_lines import header_of, text_pieces
+from ecrm.data.malformed import Malformed
+from ecrm.errors import DataError
+
+LOOKED_AT = 100_000
+"""Rows of a file that a draft looks at."""
+
+LARGEST_VOCABULARY = 1000
+"""Most different values of a column with a vocabulary in a draft; more values are hashed."""
+
+_LABELS = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
+_RATINGS = ("rating", "stars", "score")
+_TIMES = re.compile(r"(^|_)(time|timestamp|ts|date|datetime|day)(_|$)|_at$", re.IGNORECASE)
+_SPLITS = ("split", "fold", "part", "subset", "set")
+_IDS = re.compile(
+    r"(^|[_ .])(id|ids|code|zip|cat|category|type|key|hash)(\d*)([_ .]|$)|Id$|:token", re.I
+)
+_HELD_OUT = ("test", "valid", "val", "validation", "eval", "dev", "holdout", "held_out")
+_TRAIN = ("train", "training")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def draft(inputs: Sequence[str]) -> str:
+    """Return the text of a schema for files, with a comment about every column.
+
+    The kinds are guesses from names, types and the first rows of every file. Raises UsageError for
+    an unreadable file, DataError for damaged files and for files with different columns.
+    """
+    table, malformed, laid_out = _first_rows(inputs)
+    found = [_Found(name, table.column(name)) for name in table.column_names]
+    _choose(found)
+    lines = [
+        f"# A draft of `ecrm schema`, from the first {table.num_rows:,} rows of {inputs[0]}"
+        f"{f' and {len(inputs) - 1} more' if len(inputs) > 1 else ''}. Check every line.",
+        *([f"# {counted(malformed, 'malformed line')} skipped."] if malformed else []),
+        "# Kinds: label, dense, categorical, multi_hot, weighted, weights, time, split, unused.",
+        *laid_out,
+        "held_out = 0.1  # the share of the last rows, held out for evaluation",
+        "",
+        "[columns]",
+    ]
+    if not any(one.kind == "label" for one in found):
+        lines.append('# No column looks like the label: give one kind = "label".')
+    return "\n".join([*lines, *(one.line() for one in found)]) + "\n"
+
+
+def _first_rows(inputs: Sequence[str]) -> tuple[Any, int, list[str]]:
+    """The first rows of files, the malformed lines between, and lines about the layout of text."""
+    tables: list[Any] = []
+    malformed: list[Malformed] = []
+    laid_out: list[str] = []
+    for path in inputs:
+        form = format_of(path)
+        if form == "text":
+            names, delimiter, header = header_of(path)
+            laid_out = [] if header else ["header = false"]
+            columns = tuple(Column(name, "split") for name in names)
+            schema = Schema(columns, header=header, delimiter=delimiter)
+            blocks = (piece.block() for piece in text_pieces(path, schema))
+            tables.append(_taken(_columns(blocks, malformed)))
+        else:
+            with arrow_errors(path), open_batches(path, form, None) as (schema, batches, _):
+                empty = pyarrow.RecordBatch.from_pylist([], schema)
+                tables.append(_taken(_with(empty, batches)))
+        names, first = tables[-1].column_names, tables[0].column_names
+        if sorted(names) != sorted(first):
+            differing = sorted(set(names) ^ set(first))
+            raise DataError(
+                f"{path}: the columns differ from those of {inputs[0]}: "
+                f"{', '.join(map(repr, differing))}"
+            )
+    try:
+        table = pyarrow.concat_tables(
+            [one.select(tables[0].column_names) for one in tables], promote_options="permissive"
+        )
+    except pyarrow.ArrowException as error:
+        raise DataError(
+            f"{inputs[0]}: a column has another type in another file: {error}"
+        ) from None
+    return table, len(malformed), laid_out
+
+
+def _columns(blocks: Iterator[Block], malformed: list[Malformed]) -> Iterator[Any]:
+    for block in blocks:
+        malformed += block.malformed
+        yield block.columns
+
+
+def _with(first: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from batches
+
+
+def _taken(batches: Iterator[Any]) -> Any:
+    """The first rows of batches as a pyarrow.Table."""
+    taken, count = [], 0
+    for batch in batches:
+        taken.append(batch)
+        count += batch.num_rows
+        if count >= LOOKED_AT:
+            break
+    return pyarrow.Table.from_batches(taken).slice(0, LOOKED_AT)
+
+
+class _Found:
+    """The findings about a column, the guessed kind and the options of the kind."""
+
+    def __init__(self, name: str, array: Any) -> None:
+        self.name = name
+        self.word = name.split(":")[0].lower()  # RecBole writes NAME:TYPE
+        self._array = values.plain(array)
+        self.type = self._array.type
+        self.kind, self.note = "unused", ""
+        self.options: dict[str, Any] = {}
+        self.rows, self.missing = len(self._array), self._array.null_count
+        self._look()
+
+    def line(self) -> str:
+        """The line of the schema file."""
+        options = {"kind": self.kind, **self.options}
+        inside = ", ".join(f"{name} = {_toml(value)}" for name, value in options.items())
+        share = f", {self.missing / self.rows:.0%} missing" if self.missing else ""
+        return f"{_key(self.name)} = {{ {inside} }}  # {self.type}{share}{self.note}"
+
+    def _look(self) -> None:
+        types = pyarrow.types
+        if not self.rows or self.missing == self.rows:
+            self.note = ", no values"
+        elif types.is_nested(self.type):
+            self._look_at_lists()
+        elif values.is_text(self.type) and self._look_at_texts():
+            return
+        else:
+            self._look_at_scalars()
+
+    def _look_at_lists(self) -> None:
+        try:
+            ids, _ = values.lists(self._array, "")
+            if pyarrow.types.is_struct(ids.type):
+                ids, _, _ = values.pairs(ids, "")
+                self.kind = "weighted"
+            elif pyarrow.types.is_floating(ids.type):
+                self.note = ", numbers: weights, if another column has the ids"
+                return
+            else:
+                self.kind = "multi_hot"
+            texts, _ = values.texts(ids)
+            self._table(texts)
+        except values.WrongType:
+            self.kind, self.note = "unused", ", a type without a kind"
+
+    def _look_at_texts(self) -> bool:
+        """Look for lists in texts."""
+        for separator in ("|", ";"):
+            some = self._array.drop_null()
+            with_it = pyarrow.compute.match_substring(some, separator)
+            if pyarrow.compute.mean(with_it).as_py() > 0.2:
+                ids, _ = values.lists(some, separator)
+                self.kind, self.options = "multi_hot", {"separator": separator}
+                self._table(ids)
+                return True
+        return False
+
+    def _look_at_scalars(self) -> None:
+        types = pyarrow.types
+        numbers = None
+        if not (types.is_temporal(self.type) or types.is_binary(self.type)):
+            numbers, bad = values.numbers(self._array)
+            numbers = None if bad else numbers[numbers == numbers]
+        different = pyarrow.compute.count_distinct(self._array).as_py()
+        self.note = f", {different:,} different values" if different > 1 else ", a single value"
+        is_whole = numbers is not None and bool((numbers == numbers.round()).all())
+        self.may_be_label = numbers is not None and set(np.unique(numbers)) == {0.0, 1.0}
+        self.may_be_time = types.is_temporal(self.type) or bool(
+            _TIMES.search(self.word) and self._is_time()
+        )
+        self.may_be_rating = is_whole and self.word in _RATINGS
+        if different < 2 or self.name == "" or self.name.startswith("Unnamed"):
+            return
+        if self.word in _SPLITS and different <= 10:
+            self._split()
+        elif self.may_be_time:
+            self.kind = "time"
+        elif numbers is not None and not (is_whole and _IDS.search(self.name)):
+            self.kind = "dense"
+            low, high = float(numbers.min()), float(numbers.max())
+            self.note += f", {low:g} to {high:g}"
+            if max(abs(low), abs(high)) > 100:
+                self.options["transform"] = "log" if low >= -2 else "signed_log"
+        elif numbers is None and different == self.rows > LARGEST_VOCABULARY:
+            self.note = ", another value in every row"
+        else:
+            self.kind = "categorical"
+            self._table(values.texts(self._array)[0])
+
+    def _is_time(self) -> bool:
+        try:
+            return not values.times(self._array, "")[2]
+        except (values.WrongType, pyarrow.ArrowException):
+            return False
+
+    def _split(self) -> None:
+        found = sorted(filter(None, self._array.unique().cast(pyarrow.string()).to_pylist()))
+        self.kind = "split"
+        held_out = [one for one in found if one.lower() in _HELD_OUT]
+        self.options = {
+            "train": [one for one in found if one not in held_out],
+            "held_out": held_out or ["test"],
+        }
+
+    def _table(self, texts: Any) -> None:
+        """Set the options of the table for ids."""
+        different = len(texts.unique().drop_null())
+        self.note = f", {different:,} different values"
+        if different <= LARGEST_VOCABULARY:
+            self.options["vocabulary"] = True
+        else:
+            self.options["rows"] = min(2_000_000, 1000 * -(-8 * different // 1000))
+
+    may_be_label = may_be_time = may_be_rating = False
+
+
+def _choose(found: list[_Found]) -> None:
+    """Choose one label and one column of time among the candidates."""
+    candidates = [one for one in found if one.may_be_label and one.word in _LABELS]
+    candidates = candidates or [one for one in found if one.may_be_rating]
+    binary = [one for one in found if one.may_be_label]
+    candidates = candidates or (binary if len(binary) == 1 else [])
+    if candidates:
+        label = candidates[0]
+        label.kind, label.options = "label", {}
+        if label.may_be_rating:
+            label.options = {"above": 3.0}
+    for one in [one for one in found if one.kind == "time"][1:]:
+        one.kind = "unused"
+        one.note += ", a second time"
+
+
+def _key(name: str) -> str:
+    """A TOML key."""
+    return name if _BARE.fullmatch(name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    """A TOML value."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value, ensure_ascii=False)

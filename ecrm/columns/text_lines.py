@@ -1,0 +1,228 @@
+"""CSV and TSV files: a line is a row, and every malformed line is named."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ecrm.columns.arrow import pyarrow
+from ecrm.columns.block import Block, check_names
+from ecrm.columns.schema import Column, Schema
+from ecrm.data.malformed import Malformed
+from ecrm.data.text_file import CountedFile, decoded
+from ecrm.errors import DataError
+
+BLOCK_BYTES = 4 << 20
+LONGEST_LINE = 16 << 20
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
+_FEED, _RETURN = b"\n", b"\r"
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """Whole lines of a text file, every line with a line feed; the first has number `first_line`.
+
+    `names` are the file's columns. `read` maps the names of the columns to read to whether all
+    fields are expected to be numbers.
+    """
+
+    path: str
+    text: bytes
+    first_line: int
+    bytes_read: int
+    names: list[str]
+    read: dict[str, bool]
+    delimiter: str
+
+    def block(self) -> Block:
+        """Parse the lines. Fields are texts, or numbers if all are; an empty field is null.
+
+        Lines with a wrong number of fields, an open quote, a carriage return or bytes outside UTF-8
+        are malformed. Blank lines are skipped.
+        """
+        text = self.text
+        malformed: list[Malformed] = []
+        numbers = np.arange(self.first_line, self.first_line + text.count(_FEED))
+        parsed = self._parse(text) if _is_unicode(text) else None
+        if parsed is None or parsed[0].num_rows + len(parsed[1]) != len(numbers):
+            text, numbers, malformed = self._without_odd_lines()
+            parsed = self._parse(text)
+        rows, wrong = parsed
+        if rows.num_rows + len(wrong) != len(numbers):
+            last = self.first_line + self.text.count(_FEED) - 1
+            raise DataError(f"{self.path}: lines {self.first_line} to {last} are no rows of fields")
+        for row in wrong:
+            reason = f"{row.actual_columns} columns instead of {row.expected_columns}"
+            malformed.append(Malformed(self.path, int(numbers[row.number - 1]), reason))
+        numbers = np.delete(numbers, [row.number - 1 for row in wrong])
+        return Block(self.path, rows, numbers, self.bytes_read, "line", malformed)
+
+    def _parse(self, text: bytes) -> tuple[Any, list[Any]]:
+        """The rows as a pyarrow.RecordBatch, and pyarrow's notes of unfit lines."""
+        try:
+            return self._parse_as(text, pyarrow.float64())
+        except pyarrow.ArrowInvalid:  # a text among the numbers
+            return self._parse_as(text, pyarrow.string())
+
+    def _parse_as(self, text: bytes, number: Any) -> tuple[Any, list[Any]]:
+        """The same with fields expected to be numbers as the type `number`."""
+        wrong: list[Any] = []
+
+        def skip(row: Any) -> str:
+            wrong.append(row)
+            return "skip"
+
+        types = {
+            name: number if is_number else pyarrow.string() for name, is_number in self.read.items()
+        }
+        if not text.strip():
+            return pyarrow.RecordBatch.from_pylist([], pyarrow.schema(types)), wrong
+        table = pyarrow.csv.read_csv(
+            pyarrow.py_buffer(text),
+            pyarrow.csv.ReadOptions(
+                use_threads=False, block_size=len(text) + 1, column_names=self.names
+            ),
+            pyarrow.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=skip),
+            pyarrow.csv.ConvertOptions(
+                check_utf8=False,
+                column_types=types,
+                include_columns=list(self.read),
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        )
+        (batch,) = table.combine_chunks().to_batches() or [
+            pyarrow.RecordBatch.from_pylist([], table.schema)
+        ]
+        return batch, wrong
+
+    def _without_odd_lines(self) -> tuple[bytes, np.ndarray, list[Malformed]]:
+        """The lines that pyarrow takes as a row each, their numbers, and the malformed lines."""
+        kept, numbers, malformed = [], [], []
+        for number, line in enumerate(self.text.split(_FEED)[:-1], self.first_line):
+            line = line.removesuffix(_RETURN)
+            if not line:
+                continue
+            if reason := _oddity(line, self.delimiter):
+                malformed.append(Malformed(self.path, number, reason))
+            else:
+                kept.append(line + _FEED)
+                numbers.append(number)
+        return b"".join(kept), np.array(numbers, np.int64), malformed
+
+
+def text_pieces(path: str, schema: Schema, block_bytes: int = BLOCK_BYTES) -> Iterator[TextPiece]:
+    """Yield the pieces of a text file, plain or gzip.
+
+    Raises DataError for a file without lines, a damaged file, and a header with columns missing,
+    doubled or unknown to the schema.
+    """
+    names: list[str] = []
+    read = {column.name: _is_number(column) for column in schema.read}
+    with CountedFile(path) as source:
+        for text, line in _whole_lines(source, path, block_bytes):
+            if not names:
+                skipped, first = _first_line(text)
+                if first is None:
+                    continue
+                delimiter = schema.delimiter or delimiter_of(first)
+                fields = next(csv.reader([first], delimiter=delimiter))
+                if schema.header:
+                    check_names(path, fields, schema)
+                    names = fields
+                    text, line = text[skipped:], line + text[:skipped].count(_FEED)
+                else:
+                    names = [column.name for column in schema.columns]
+                    if len(fields) != len(names):
+                        raise DataError(
+                            f"{path}: the first line has {len(fields)} columns, and "
+                            f"{schema.source} has {len(names)}: correct the schema, or type "
+                            "delimiter = for another separator of columns"
+                        )
+            yield TextPiece(path, text, line, source.count, names, read, delimiter)
+    if not names:
+        raise DataError(f"{path}: holds no line that is not blank")
+
+
+def header_of(path: str) -> tuple[list[str], str, bool]:
+    """The names of a text file's columns, the delimiter, and whether the first line is a header.
+
+    The first line is a header if no field is a number. Without a header the names are
+    `column_0`, `column_1` and so on.
+    """
+    with CountedFile(path) as source:
+        for text, _ in _whole_lines(source, path, BLOCK_BYTES):
+            _, first = _first_line(text)
+            if first is not None:
+                delimiter = delimiter_of(first)
+                fields = next(csv.reader([first], delimiter=delimiter))
+                if all(_NUMBER.fullmatch(field) is None for field in fields):
+                    return fields, delimiter, True
+                return [f"column_{place}" for place in range(len(fields))], delimiter, False
+    raise DataError(f"{path}: holds no line that is not blank")
+
+
+def _is_number(column: Column) -> bool:
+    return column.kind == "dense" or (column.kind == "label" and column.equals is None)
+
+
+def delimiter_of(line: str) -> str:
+    """The separator of the fields of a line: a tab if there is one, else a comma."""
+    return "\t" if "\t" in line else ","
+
+
+def _first_line(text: bytes) -> tuple[int, str | None]:
+    """The first line not blank, and the bytes up to its end; None if all are blank."""
+    end = 0
+    while end < len(text):
+        start, end = end, text.index(_FEED, end) + 1
+        line = text[start:end].rstrip(b"\r\n")
+        if line:
+            return end, line.decode("utf-8", "replace")
+    return end, None
+
+
+def _whole_lines(source: CountedFile, path: str, block_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Yield texts of whole lines, each with a line feed, and the number of the first line."""
+    number, carried = 1, b""
+    for data in decoded(source, path, block_bytes):
+        end = data.rfind(_FEED) + 1
+        if end:
+            yield carried + data[:end], number
+            number += data.count(_FEED)
+            carried = data[end:]
+        else:
+            carried += data
+            if len(carried) > LONGEST_LINE:
+                raise DataError(
+                    f"{path}:{number}: the line does not end within {len(carried)} bytes"
+                )
+    if carried:
+        yield carried + _FEED, number
+
+
+def _is_unicode(text: bytes) -> bool:
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+def _oddity(line: bytes, delimiter: str) -> str:
+    """The reason why a line without its end is no row of fields, "" for a row."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        return f"not valid UTF-8 at byte {error.start + 1} of the line"
+    if "\r" in text:
+        return "a carriage return inside the line"
+    reader = csv.reader([text, ""], delimiter=delimiter)
+    next(reader)
+    return "a quote is not closed on the line" if reader.line_num > 1 else ""

@@ -1,0 +1,235 @@
+"""Schema files: every mistake is one line, and drafts that can be prepared."""
+
+import json
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import ecrm
+from ecrm.columns.draft import draft
+from ecrm.columns.prepare import prepare_table
+from ecrm.columns.schema import KINDS, load_schema, parse_schema
+from ecrm.errors import DataError, UsageError
+from support.columns import SMALL, schema_of
+from support.commands import assert_one_line
+from support.commands import ecrm as command
+from support.paths import ROOT
+
+REST = 'y = { kind = "label" }\nid = { kind = "categorical", rows = 9 }\n'
+MISTAKES = [
+    ("a =", "not valid TOML"),
+    ("", r"no \[columns\], the table with a line for each column"),
+    ("[columns]", r"no \[columns\]"),
+    ("colums = 1\n[columns]\n" + REST, "no key 'colums': did you mean columns?"),
+    ("held_out = 1\n[columns]\n" + REST, "held_out is 1: type a share, from 0 to below 1"),
+    ("held_out = true\n[columns]\n" + REST, "held_out is True: type a number"),
+    ("header = 1\n[columns]\n" + REST, "header is 1: type true or false"),
+    ('delimiter = "::"\n[columns]\n' + REST, "delimiter is '::': type one ASCII character"),
+    (
+        "[columns]\na = 3\n" + REST,
+        "column 'a': type { kind = \"...\" } with a kind of label, dense",
+    ),
+    ('[columns]\na = { kind = "dence" }\n' + REST, "no kind 'dence': did you mean dense?"),
+    ('[columns]\na = { kind = "dense", row = 3 }\n' + REST, "no option of dense 'row': the known"),
+    ('[columns]\na = { kind = "unused", rows = 3 }\n' + REST, "no option of unused 'rows'.* none"),
+    ('[columns]\na = { kind = "multi_hot" }\n' + REST, "'a': type rows = N, .* or vocabulary = tr"),
+    (
+        '[columns]\na = { kind = "multi_hot", rows = 9, vocabulary = true }\n' + REST,
+        "'a': type rows = N",
+    ),
+    ('[columns]\na = { kind = "multi_hot", rows = 1 }\n' + REST, "rows is 1: must be in 2"),
+    ('[columns]\na = { kind = "multi_hot", rows = 1.5 }\n' + REST, "rows is 1.5: type a whole"),
+    ('[columns]\na = { kind = "dense", transform = "sqrt" }\n' + REST, "transforms are log, sign"),
+    ('[columns]\na = { kind = "multi_hot", rows = 9, separator = "" }\n' + REST, "is empty: leave"),
+    ('[columns]\na = { kind = "split", train = ["x"] }\n' + REST, "type the values of both parts"),
+    (
+        '[columns]\na = { kind = "split", train = "x", held_out = ["y"] }\n' + REST,
+        "train is 'x': type a list of texts",
+    ),
+    (
+        '[columns]\ny = { kind = "label", above = 1, equals = "x" }\n',
+        "above and equals exclude each other",
+    ),
+    (
+        '[columns]\na = { kind = "label" }\n' + REST,
+        r"2 columns are of kind label \(a, y\): keep one, and give the others kind = \"unused\"",
+    ),
+    ('[columns]\nid = { kind = "categorical", rows = 9 }\n', "no column is the label: give"),
+    ('[columns]\ny = { kind = "label" }\n', "no column has ids for tables of embeddings: give"),
+    (
+        '[columns]\na = { kind = "multi_hot", rows = 8, table = "id" }\n' + REST,
+        "columns 'a' and 'id' share the table 'id': type the same rows or vocabulary for both",
+    ),
+    ('[columns]\nw = { kind = "weights" }\n' + REST, "column 'w' needs kind = \"weights\", and ex"),
+    (
+        '[columns]\na = { kind = "weighted", rows = 8, weights = "w" }\n' + REST,
+        "column 'w' needs kind = \"weights\", and exactly one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), MISTAKES)
+def test_a_mistake_in_a_schema_is_told_with_the_file(tmp_path, text, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        schema_of(tmp_path, text)
+    assert str(caught.value).startswith(str(tmp_path / "schema.toml"))
+
+
+def test_schema_files_that_cannot_be_read(tmp_path):
+    path = tmp_path / "schema.toml"
+    with pytest.raises(UsageError, match="No such file.*: type ecrm schema FILES > .*schema.toml"):
+        load_schema(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load_schema(path)
+
+
+def test_a_schema_written_down_is_the_same_schema(tmp_path):
+    schema = schema_of(tmp_path)
+    written = json.loads(json.dumps(schema.to_dict()))
+    assert parse_schema(written, "x") == schema
+    assert written["columns"]["price"] == {"kind": "dense"}
+
+
+def test_every_kind_is_in_the_tutorial():
+    page = (ROOT / "docs/tutorial/your-columns.md").read_text()
+    for kind, (_, options) in KINDS.items():
+        assert f"| `{kind}` |" in page
+        assert all(f"`{option}`" in page for option in options)
+
+
+MADE = {
+    "user_id": [str(number % 2000) for number in range(4000)],
+    "country": ["de", "fr"] * 2000,
+    "price": [number / 10 for number in range(4000)],
+    "longitude": [number - 2000.0 for number in range(4000)],
+    "age": [20 + number % 50 for number in range(4000)],
+    "genres": [["a", "b"][: number % 3] for number in range(4000)],
+    "tags": [[{"id": number % 7, "weight": 0.5}] for number in range(4000)],
+    "read_at": list(range(4000)),
+    "subset": (["train"] * 3 + ["test"]) * 1000,
+    "session": [f"s{number}" for number in range(4000)],
+    "version": [1] * 4000,
+    "nothing": [None] * 4000,
+    "is_new": [True, False] * 2000,
+    "click": [0, 1] * 2000,
+    "strange name": ["x|y", "y|z"] * 2000,
+}
+GUESSED = {
+    "user_id": 'kind = "categorical", rows = 16000',
+    "country": 'kind = "categorical", vocabulary = true',
+    "price": 'kind = "dense", transform = "log"',
+    "longitude": 'kind = "dense", transform = "signed_log"',
+    "age": 'kind = "dense"',
+    "genres": 'kind = "multi_hot", vocabulary = true',
+    "tags": 'kind = "weighted", vocabulary = true',
+    "read_at": 'kind = "time"',
+    "subset": 'kind = "split", train = ["train"], held_out = ["test"]',
+    "session": 'kind = "unused"',
+    "version": 'kind = "unused"',
+    "nothing": 'kind = "unused"',
+    "is_new": 'kind = "dense"',
+    "click": 'kind = "label"',
+    '"strange name"': 'kind = "multi_hot", separator = "|", vocabulary = true',
+}
+
+
+@pytest.fixture
+def made(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table(MADE), tmp_path / "rows.parquet")
+    return tmp_path / "rows.parquet"
+
+
+def test_a_draft_guesses_from_names_and_values(made):
+    lines = draft([str(made)]).splitlines()
+    guessed = dict(line.split("  #")[0].split(" = { ", 1) for line in lines if " = { " in line)
+    assert {name: text.removesuffix(" }") for name, text in guessed.items()} == GUESSED
+    assert "genres = { " in "\n".join(lines) and "list<" in "\n".join(lines)
+
+
+def test_a_draft_can_be_prepared_as_it_is(made, tmp_path):
+    schema = schema_of(tmp_path, draft([str(made)]))
+    prepare_table([str(made)], str(tmp_path / "out"), schema)
+    table = ecrm.Table(tmp_path / "out")
+    assert (len(table.train), len(table.held_out)) == (3000, 1000)
+    assert table.rows == {
+        "user_id": 16000,
+        "country": 3,
+        "genres": 3,
+        "tags": 8,
+        "strange name": 4,
+    }
+
+
+def test_a_draft_of_text_with_and_without_a_header(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("label,id,amount\n" + "1,a,3.5\n0,b,\n1,2,3,4\n" * 3)
+    text = draft([str(path)])
+    assert "# 3 malformed lines skipped." in text and "header" not in text
+    assert (
+        'label = { kind = "label" }' in text
+        and 'amount = { kind = "unused" }  # string, 50%' in text
+    )
+    path.write_text("1\tx\n0\ty\n")
+    text = draft([str(path)])
+    assert "header = false" in text and 'column_0 = { kind = "label" }' in text
+    prepare_table([str(path)], str(tmp_path / "out"), schema_of(tmp_path, text))
+    assert len(ecrm.Table(tmp_path / "out")) == 2
+
+
+def test_a_draft_without_a_label_says_so(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"id": ["a", "b", "a"]}), tmp_path / "rows")
+    text = draft([str(tmp_path / "rows")])
+    assert '# No column looks like the label: give one kind = "label".' in text
+    with pytest.raises(UsageError, match="no column is the label"):
+        schema_of(tmp_path, text)
+
+
+def test_files_of_a_draft_have_the_same_columns(made, tmp_path):
+    other = tmp_path / "other"
+    pyarrow.parquet.write_table(pyarrow.table({"click": [1]}), other)
+    with pytest.raises(DataError, match="other: the columns differ from those of .*: 'age', 'cou"):
+        draft([str(made), str(other)])
+    text = draft([str(made), str(made)])
+    assert text.splitlines()[0].startswith(
+        "# A draft of `ecrm schema`, from the first 8,000 rows of"
+    )
+
+
+def test_the_commands(made, tmp_path):
+    done = command("schema", str(made))
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "schema.toml").write_text(done.stdout)
+    words = ["prepare", "table", "rows.parquet", "--schema", "schema.toml", "--output"]
+    done = command(*words, "out", cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        "out: 4,000 rows, 1,000 of them held out, label 0.5 on average, 0 malformed rows skipped, "
+        "16,018 table rows, 0.3 MB"
+    ]
+    assert_one_line(command(*words, "out", cwd=tmp_path), "--force replaces it")
+    (tmp_path / "schema.toml").write_text(SMALL)
+    assert_one_line(command(*words, "new", cwd=tmp_path), "lacks columns 'clicked', 'movie'", 4)
+    (tmp_path / "schema.toml").write_text("x")
+    assert_one_line(command(*words, "new", cwd=tmp_path), "schema.toml: not valid TOML")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "out",
+        "rows.parquet",
+        "schema.toml",
+    ]
+
+
+@pytest.mark.parametrize("words", [["schema", "x"], ["prepare", "table", "x", "--output", "y"]])
+def test_without_pyarrow_a_line_says_what_to_type(tmp_path, words):
+    (tmp_path / "schema.toml").write_text(SMALL)
+    words = [*words, *(["--schema", "schema.toml"] if words[0] == "prepare" else [])]
+    program = (
+        "import sys; sys.modules['pyarrow'] = None; from ecrm.cli.commands import main; "
+        f"sys.exit(main({words!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert_one_line(done, 'type pip install "ecrm[tables]", or pip install pyarrow')
