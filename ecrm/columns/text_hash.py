@@ -44,7 +44,7 @@ def text_hashes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np
             state, left, at = state[chosen], left[chosen], at[chosen]
         if not len(left):
             return hashes
-        word = words[at]
+        word = np.take(words, at)
         if (left < _WORD).any():
             word &= _MASKS[np.minimum(left, _WORD)]
         state = mix64(state ^ word)
@@ -53,10 +53,14 @@ def text_hashes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np
 
 
 def hashed_rows(hashes: np.ndarray, rows: int) -> np.ndarray:
-    """Return table rows int32 [N], 1 + hash mod (`rows` - 1), of hashes uint64 [N].
+    """Return table rows int32 [N], in 1 to `rows` - 1, of hashes uint64 [N].
 
-    Row 0 is the missing value's.
+    Row 0 is the missing value's. The row is 1 + floor(high * (rows - 1) / 2^32), with the
+    high 32 bits of the hash: faster than a remainder.
     """
-    found: np.ndarray = (hashes % np.uint64(rows - 1)).astype(np.int32)
+    high = hashes >> np.uint64(32)
+    high *= np.uint64(rows - 1)
+    high >>= np.uint64(32)
+    found: np.ndarray = high.astype(np.int32)
     found += 1
     return found

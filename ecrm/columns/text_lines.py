@@ -25,7 +25,7 @@ _FEED, _RETURN = b"\n", b"\r"
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Whole lines of a text file, every line with a line feed; the first has number `first_line`.
+    """Some `lines` of a text file, each with a line feed; the first has number `first_line`.
 
     `names` are the file's columns. `read` maps the names of the columns to read to whether all
     fields are expected to be numbers.
@@ -34,6 +34,7 @@ class TextPiece:
     path: str
     text: bytes
     first_line: int
+    lines: int
     bytes_read: int
     names: list[str]
     read: dict[str, bool]
@@ -47,27 +48,35 @@ class TextPiece:
         """
         text = self.text
         malformed: list[Malformed] = []
-        numbers = np.arange(self.first_line, self.first_line + text.count(_FEED))
-        parsed = self._parse(text) if _is_unicode(text) else None
+        numbers = np.arange(self.first_line, self.first_line + self.lines)
+        parsed = self._parse(text) if _is_plain(text) else None
         if parsed is None or parsed[0].num_rows + len(parsed[1]) != len(numbers):
             text, numbers, malformed = self._without_odd_lines()
             parsed = self._parse(text)
         rows, wrong = parsed
         if rows.num_rows + len(wrong) != len(numbers):
-            last = self.first_line + self.text.count(_FEED) - 1
-            raise DataError(f"{self.path}: lines {self.first_line} to {last} are no rows of fields")
+            raise DataError(f"{self._place}: not a row of fields on every line")
         for row in wrong:
             reason = f"{row.actual_columns} columns instead of {row.expected_columns}"
             malformed.append(Malformed(self.path, int(numbers[row.number - 1]), reason))
         numbers = np.delete(numbers, [row.number - 1 for row in wrong])
         return Block(self.path, rows, numbers, self.bytes_read, "line", malformed)
 
+    @property
+    def _place(self) -> str:
+        last = self.first_line + self.lines - 1
+        return f"{self.path}: lines {self.first_line} to {last}"
+
     def _parse(self, text: bytes) -> tuple[Any, list[Any]]:
         """The rows as a pyarrow.RecordBatch, and pyarrow's notes of unfit lines."""
         try:
             return self._parse_as(text, pyarrow.float64())
         except pyarrow.ArrowInvalid:  # a text among the numbers
+            pass
+        try:
             return self._parse_as(text, pyarrow.string())
+        except pyarrow.ArrowException as error:
+            raise DataError(f"{self._place}: {error}") from error
 
     def _parse_as(self, text: bytes, number: Any) -> tuple[Any, list[Any]]:
         """The same with fields expected to be numbers as the type `number`."""
@@ -80,7 +89,7 @@ class TextPiece:
         types = {
             name: number if is_number else pyarrow.string() for name, is_number in self.read.items()
         }
-        if not text.strip():
+        if not text.strip(b"\r\n"):
             return pyarrow.RecordBatch.from_pylist([], pyarrow.schema(types)), wrong
         table = pyarrow.csv.read_csv(
             pyarrow.py_buffer(text),
@@ -125,7 +134,7 @@ def text_pieces(path: str, schema: Schema, block_bytes: int = BLOCK_BYTES) -> It
     names: list[str] = []
     read = {column.name: _is_number(column) for column in schema.read}
     with CountedFile(path) as source:
-        for text, line in _whole_lines(source, path, block_bytes):
+        for text, line, lines in _whole_lines(source, path, block_bytes):
             if not names:
                 skipped, first = _first_line(text)
                 if first is None:
@@ -135,7 +144,8 @@ def text_pieces(path: str, schema: Schema, block_bytes: int = BLOCK_BYTES) -> It
                 if schema.header:
                     check_names(path, fields, schema)
                     names = fields
-                    text, line = text[skipped:], line + text[:skipped].count(_FEED)
+                    before = text[:skipped].count(_FEED)
+                    text, line, lines = text[skipped:], line + before, lines - before
                 else:
                     names = [column.name for column in schema.columns]
                     if len(fields) != len(names):
@@ -144,7 +154,7 @@ def text_pieces(path: str, schema: Schema, block_bytes: int = BLOCK_BYTES) -> It
                             f"{schema.source} has {len(names)}: correct the schema, or type "
                             "delimiter = for another separator of columns"
                         )
-            yield TextPiece(path, text, line, source.count, names, read, delimiter)
+            yield TextPiece(path, text, line, lines, source.count, names, read, delimiter)
     if not names:
         raise DataError(f"{path}: holds no line that is not blank")
 
@@ -156,7 +166,7 @@ def header_of(path: str) -> tuple[list[str], str, bool]:
     `column_0`, `column_1` and so on.
     """
     with CountedFile(path) as source:
-        for text, _ in _whole_lines(source, path, BLOCK_BYTES):
+        for text, *_ in _whole_lines(source, path, BLOCK_BYTES):
             _, first = _first_line(text)
             if first is not None:
                 delimiter = delimiter_of(first)
@@ -187,14 +197,17 @@ def _first_line(text: bytes) -> tuple[int, str | None]:
     return end, None
 
 
-def _whole_lines(source: CountedFile, path: str, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Yield texts of whole lines, each with a line feed, and the number of the first line."""
+def _whole_lines(
+    source: CountedFile, path: str, block_bytes: int
+) -> Iterator[tuple[bytes, int, int]]:
+    """Yield texts of whole lines, each with a line feed, the first line's number, and the lines."""
     number, carried = 1, b""
     for data in decoded(source, path, block_bytes):
         end = data.rfind(_FEED) + 1
         if end:
-            yield carried + data[:end], number
-            number += data.count(_FEED)
+            lines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == _FEED[0]))
+            yield carried + data[:end], number, lines
+            number += lines
             carried = data[end:]
         else:
             carried += data
@@ -203,10 +216,16 @@ def _whole_lines(source: CountedFile, path: str, block_bytes: int) -> Iterator[t
                     f"{path}:{number}: the line does not end within {len(carried)} bytes"
                 )
     if carried:
-        yield carried + _FEED, number
+        yield carried + _FEED, number, 1
 
 
-def _is_unicode(text: bytes) -> bool:
+def _is_plain(text: bytes) -> bool:
+    """Whether lines are UTF-8, and none has a carriage return inside.
+
+    Then no line gives two rows. So blank lines and open quotes show as a lack of rows.
+    """
+    if _RETURN in text and text.count(_RETURN) != text.count(b"\r\n"):
+        return False
     if not text.isascii():
         try:
             text.decode()

@@ -10,6 +10,7 @@ import numpy as np
 
 from ecrm.columns.prepare import prepare_table
 from ecrm.columns.schema import Schema, load_schema
+from ecrm.columns.text_hash import text_hash
 
 SMALL = """
 held_out = 0.25
@@ -42,6 +43,11 @@ def prepared_small(folder: Path, text: str = CSV, schema: str = SMALL, **options
     source.write_text(text)
     prepare_table([str(source)], str(folder / "out"), schema_of(folder, schema), **options)
     return folder / "out"
+
+
+def row_of(text: str, rows: int) -> int:
+    """The documented row of a text in a hashed table."""
+    return 1 + (text_hash(text.encode()) >> 32) * (rows - 1) // 2**32
 
 
 def read_back(directory: Path) -> dict[str, np.ndarray]:

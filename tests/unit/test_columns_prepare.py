@@ -22,12 +22,7 @@ from ecrm.columns.prepare import prepare_table
 from ecrm.columns.text_hash import hashed_rows, text_hash, text_hashes
 from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.run.files import TABLE
-from support.columns import CSV, SMALL, prepared_small, read_back, schema_of
-
-
-def row_of(text: str, rows: int) -> int:
-    """The documented table row of a text."""
-    return 1 + text_hash(text.encode()) % (rows - 1)
+from support.columns import CSV, SMALL, prepared_small, read_back, row_of, schema_of
 
 
 def splitmix64(value: int) -> int:
@@ -53,7 +48,10 @@ def test_the_hash_of_texts_is_the_documented_one():
     assert text_hashes(data, starts, lengths).tolist() == [text_hash(text) for text in texts]
     nothing = np.zeros(0, np.int64)
     assert text_hashes(np.zeros(0, np.uint8), nothing, nothing).tolist() == []
-    assert hashed_rows(np.array([0, 3, 4, 2**64 - 1], np.uint64), 5).tolist() == [1, 4, 1, 4]
+    hashes = np.array([0, 2**62 - 1, 2**62, 2**64 - 1], np.uint64)
+    assert hashed_rows(hashes, 5).tolist() == [1, 1, 2, 4]
+    assert hashed_rows(hashes, 2).tolist() == [1, 1, 1, 1]
+    assert hashed_rows(hashes, 2**31 - 1).tolist() == [1, 2**29, 2**29, 2**31 - 2]
 
 
 def test_a_prepared_csv_has_the_documented_bits(tmp_path):
@@ -347,6 +345,33 @@ def test_vocabularies_of_a_table_prepared_before(tmp_path, capsys):
     prepared_small(first, schema=hashed, force=True)
     with pytest.raises(UsageError, match="out: has no vocabulary of the table 'genres': prepare"):
         prepared_small(second, text, vocabularies=before, force=True)
+
+
+ODD_LINES = [
+    ('1,"open,m1,,,', "a quote is not closed on the line"),
+    ("1,2,m\r1,,,", "a carriage return inside the line"),
+    ("   ", "1 columns instead of 6"),
+    ("1,2,m\udcff,,,", "not valid UTF-8 at byte 6 of the line"),
+    ("1,2", "2 columns instead of 6"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), ODD_LINES)
+def test_odd_lines_are_malformed_alone(tmp_path, line, reason):
+    path = tmp_path / "rows.csv"
+    text = f"\ufeff{CSV}{line}\n\n1, 5 ,m1,a,,\r\n"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    schema = schema_of(tmp_path)
+    prepare_table([str(path)], str(tmp_path / "out"), schema, max_malformed=1)
+    assert (tmp_path / "out" / "malformed.txt").read_text() == f"{path}:6: {reason}\n"
+    assert read_back(tmp_path / "out")["dense.bin"].ravel().tolist() == [2.5, 0, -3, 4, 5]
+
+
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_lines, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(text_lines.text_pieces, "__defaults__", (600,))
+    with pytest.raises(DataError, match=r"rows.csv:6: the line does not end within \d+ bytes"):
+        prepared_small(tmp_path, CSV + "1" * 3000)
 
 
 FOREIGN = [

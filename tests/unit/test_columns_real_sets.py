@@ -15,9 +15,8 @@ import pytest
 import ecrm
 from ecrm.columns.draft import draft
 from ecrm.columns.prepare import prepare_table
-from ecrm.columns.text_hash import text_hash
 from ecrm.data.prepare import transform_integers
-from support.columns import read_back, schema_of
+from support.columns import read_back, row_of, schema_of
 from support.paths import TERABYTE_HEAD
 
 
@@ -46,7 +45,7 @@ def test_movielens_from_parquet_by_the_draft(tmp_path):
     assert np.array_equal(read.labels, given["rating"][order] > 3)
     movies = read.ids[100_000:]
     assert table.rows == {"user_id": 944, "movie_id": 14_000}
-    wanted = [1 + text_hash(b"%d" % movie) % 13_999 for movie in given["movie_id"][order][:500]]
+    wanted = [row_of(str(movie), 14_000) for movie in given["movie_id"][order][:500]]
     assert movies[:500].tolist() == wanted
     users = read.ids[:100_000]
     pairs = set(zip(users.tolist(), given["user_id"][order].tolist()))
@@ -87,7 +86,7 @@ def test_criteo_is_a_schema_among_others(tmp_path):
     integers = np.array([[int(field or 0) for field in fields[1:14]] for fields in given])
     assert np.array_equal(found["dense.bin"], transform_integers(integers))
     for fields, ids in list(zip(given, found["ids.bin"]))[:300]:
-        wanted = [1 + text_hash(one.encode()) % 999 if one else 0 for one in fields[14:]]
+        wanted = [row_of(one, 1000) if one else 0 for one in fields[14:]]
         assert ids.tolist() == wanted
     text = draft([str(TERABYTE_HEAD)])
     assert 'column_0 = { kind = "label" }' in text and text.count('kind = "dense"') == 13

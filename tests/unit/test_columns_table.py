@@ -16,9 +16,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import ecrm
-from ecrm.columns.text_hash import text_hash
 from ecrm.errors import DataError, UsageError
-from support.columns import CSV, SMALL, prepared_small
+from support.columns import CSV, SMALL, prepared_small, row_of
 from support.datasets import prepared
 from support.paths import ROOT
 
@@ -26,10 +25,6 @@ from support.paths import ROOT
 @pytest.fixture
 def table(tmp_path):
     return ecrm.Table(prepared_small(tmp_path))
-
-
-def row_of(text: str, rows: int) -> int:
-    return 1 + text_hash(text.encode()) % (rows - 1)
 
 
 def test_a_batch_is_torchrec_s(table):
