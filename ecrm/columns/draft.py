@@ -130,7 +130,10 @@ class _Found:
         self.kind, self.note = "unused", ""
         self.options: dict[str, Any] = {}
         self.rows, self.missing = len(self._array), self._array.null_count
-        self._look()
+        try:
+            self._look()
+        except (values.WrongType, pyarrow.ArrowException):
+            self.kind, self.options, self.note = "unused", {}, ", a type without a kind"
 
     def line(self) -> str:
         """The line of the schema file."""
@@ -151,20 +154,17 @@ class _Found:
             self._look_at_scalars()
 
     def _look_at_lists(self) -> None:
-        try:
-            ids, _ = values.lists(self._array, "")
-            if pyarrow.types.is_struct(ids.type):
-                ids, _, _ = values.pairs(ids, "")
-                self.kind = "weighted"
-            elif pyarrow.types.is_floating(ids.type):
-                self.note = ", numbers: weights, if another column has the ids"
-                return
-            else:
-                self.kind = "multi_hot"
-            texts, _ = values.texts(ids)
-            self._table(texts)
-        except values.WrongType:
-            self.kind, self.note = "unused", ", a type without a kind"
+        ids, _ = values.lists(self._array, "")
+        if pyarrow.types.is_struct(ids.type):
+            ids, _, _ = values.pairs(ids, "")
+            self.kind = "weighted"
+        elif pyarrow.types.is_floating(ids.type):
+            self.note = ", numbers: weights, if another column has the ids"
+            return
+        else:
+            self.kind = "multi_hot"
+        texts, _ = values.texts(ids)
+        self._table(texts)
 
     def _look_at_texts(self) -> bool:
         """Look for lists in texts."""
@@ -183,16 +183,22 @@ class _Found:
         numbers = None
         if not (types.is_temporal(self.type) or types.is_binary(self.type)):
             numbers, bad = values.numbers(self._array)
-            numbers = None if bad else numbers[numbers == numbers]
+            numbers = numbers[numbers == numbers]
+            numbers = None if bad or not len(numbers) else numbers
         different = pyarrow.compute.count_distinct(self._array).as_py()
         self.note = f", {different:,} different values" if different > 1 else ", a single value"
         is_whole = numbers is not None and bool((numbers == numbers.round()).all())
         self.may_be_label = numbers is not None and set(np.unique(numbers)) == {0.0, 1.0}
-        self.may_be_time = types.is_temporal(self.type) or bool(
-            _TIMES.search(self.word) and self._is_time()
+        self.may_be_time = self._is_time() and bool(
+            types.is_temporal(self.type) or _TIMES.search(self.word)
         )
         self.may_be_rating = is_whole and self.word in _RATINGS
-        if different < 2 or self.name == "" or self.name.startswith("Unnamed"):
+        named_by_pandas = self.name == "" or self.name.startswith("Unnamed")
+        if (
+            different < 2
+            or named_by_pandas
+            or (types.is_temporal(self.type) and not self.may_be_time)
+        ):
             return
         if self.word in _SPLITS and different <= 10:
             self._split()

@@ -44,12 +44,10 @@ class TableRows:
 class Table:
     """A folder made by `ecrm prepare table`, as a dataset for `ecrm.Indexed`.
 
-        table = ecrm.Table("datasets/clicks")
-        batches = ecrm.Indexed(table.train, batch_size=512, collate=table.collate)
-
-    A batch is a `torchrec.datasets.utils.Batch`: `dense_features` float32 [B, n], `labels` float32
-    [B], and `sparse_features`, a KeyedJaggedTensor with a key for each feature. If a feature is
-    weighted, the KeyedJaggedTensor has weights, 1 for all other features.
+    `ecrm.Indexed(table.train, batch_size=512, collate=table.collate)` has the batches. A batch is a
+    `torchrec.datasets.utils.Batch`: `dense_features` float32 [B, n], `labels` float32 [B], and
+    `sparse_features`, a KeyedJaggedTensor with a key for each feature. If a feature is weighted,
+    the KeyedJaggedTensor has weights, 1 for all other features.
 
     Training rows come first, then held-out rows, each in the order of time if the schema has a time
     column, else in the order of the files. Reading needs no pyarrow. Files must stay as they are:

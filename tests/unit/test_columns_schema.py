@@ -150,6 +150,36 @@ def test_a_draft_guesses_from_names_and_values(made):
     assert "genres = { " in "\n".join(lines) and "list<" in "\n".join(lines)
 
 
+ODD = {
+    "bytes": pyarrow.array([b"\xff", b"a"]),
+    "fixed": pyarrow.array([b"ab", b"cd"], pyarrow.binary(2)),
+    "how_long": pyarrow.array([1, 2], pyarrow.duration("s")),
+    "clock": pyarrow.array([1, 2], pyarrow.time32("s")),
+    "nested": pyarrow.array([[[1]], [[2]]]),
+    "triple": pyarrow.array([[{"a": 1, "b": 2, "c": 3}], []]),
+    "record": pyarrow.array([{"a": 1}, {"a": 2}]),
+    "cost": pyarrow.array([1, 2]).cast(pyarrow.decimal128(30, 2)),
+    "words": pyarrow.array(["NA", "null"]),
+    "nothing": pyarrow.array([float("nan"), None]),
+    "half": pyarrow.array([1.5, 2.5], pyarrow.float16()),
+    "a.b": pyarrow.array([1.5, 2.5]),
+    "label": pyarrow.array([True, False]),
+}
+
+
+def test_a_draft_of_odd_types_can_be_prepared(tmp_path):
+    path = tmp_path / "rows"
+    pyarrow.parquet.write_table(pyarrow.table(ODD), path)
+    text = draft([str(path)])
+    for name in ("bytes", "how_long", "clock", "nested", "triple", "record", "nothing"):
+        assert f'{name} = {{ kind = "unused" }}' in text
+    for name in ("cost", "half", '"a.b"'):
+        assert f'{name} = {{ kind = "dense" }}' in text
+    prepare_table([str(path)], str(tmp_path / "out"), schema_of(tmp_path, text))
+    table = ecrm.Table(tmp_path / "out")
+    assert table.dense == ["cost", "half", "a.b"] and table[1].dense.tolist() == [[2, 2.5, 2.5]]
+
+
 def test_a_draft_can_be_prepared_as_it_is(made, tmp_path):
     schema = schema_of(tmp_path, draft([str(made)]))
     prepare_table([str(made)], str(tmp_path / "out"), schema)
