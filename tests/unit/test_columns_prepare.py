@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -485,6 +486,32 @@ def test_what_may_be_replaced(tmp_path):
     (out / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="it holds notes.txt"):
         prepared_small(tmp_path, force=True)
+
+
+def test_a_killed_preparation_begins_again(tmp_path):
+    (tmp_path / "rows.csv").write_text(CSV)
+    (tmp_path / "schema.toml").write_text(SMALL)
+    words = ["prepare", "table", "rows.csv", "--schema", "schema.toml", "--output", "out"]
+    program = (
+        "import os, signal; from ecrm.columns.writer import Writer; "
+        "Writer.finish = lambda self: os.kill(os.getpid(), signal.SIGKILL); "
+        f"from ecrm.cli.commands import main; main({words!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert sorted(os.listdir(tmp_path)) == [".out.preparing", "rows.csv", "schema.toml"]
+    assert len(read_back(prepared_small(tmp_path))["labels.bin"]) == 4
+    assert sorted(os.listdir(tmp_path)) == ["out", "rows.csv", "schema.toml"]
+
+
+def test_text_may_come_from_a_pipe(tmp_path):
+    expected = read_back(prepared_small(tmp_path))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cp", tmp_path / "rows.csv", pipe]):
+        prepare_table([str(pipe)], str(tmp_path / "other"), schema_of(tmp_path))
+    found = read_back(tmp_path / "other")
+    assert all(np.array_equal(found[name], array) for name, array in expected.items())
 
 
 def test_a_full_disk_leaves_nothing(tmp_path):
