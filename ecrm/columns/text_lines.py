@@ -206,7 +206,7 @@ def _whole_lines(
         end = data.rfind(_FEED) + 1
         if end:
             lines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == _FEED[0]))
-            yield carried + data[:end], number, lines
+            yield b"".join((carried, memoryview(data)[:end])), number, lines
             number += lines
             carried = data[end:]
         else:
