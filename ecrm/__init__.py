@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ecrm.columns.table import Table
+    from ecrm.data.columns.table import Table
     from ecrm.session.data import Indexed
     from ecrm.session.session import Session
     from ecrm.session.streams import Streams
@@ -32,7 +32,7 @@ _HOMES = {
     "Indexed": "ecrm.session.data",
     "Session": "ecrm.session.session",
     "Streams": "ecrm.session.streams",
-    "Table": "ecrm.columns.table",
+    "Table": "ecrm.data.columns.table",
 }
 
 

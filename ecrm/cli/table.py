@@ -79,7 +79,7 @@ def _add_inputs(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 
 def _run_schema(args: argparse.Namespace) -> int:
-    from ecrm.columns.draft import draft
+    from ecrm.data.columns.draft import draft
 
     print(draft(args.inputs), end="")
     return 0
@@ -87,10 +87,10 @@ def _run_schema(args: argparse.Namespace) -> int:
 
 def _run_prepare(args: argparse.Namespace) -> int:
     from ecrm.base.console import Progress
-    from ecrm.columns.schema import load_schema
+    from ecrm.data.columns.schema import load_schema
 
     schema = load_schema(args.schema)
-    from ecrm.columns.prepare import prepare_table
+    from ecrm.data.columns.prepare import prepare_table
 
     with Progress("prepare", sys.stderr) as progress:
         manifest = prepare_table(

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from ecrm.columns.prepare import prepare_table
+from ecrm.data.columns.prepare import prepare_table
 from support.columns import schema_of
 from support.examples import EXAMPLES, dead_ranks, run_example
 

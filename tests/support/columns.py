@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ecrm.columns.prepare import prepare_table
-from ecrm.columns.schema import Schema, load_schema
-from ecrm.columns.text_hash import text_hash
+from ecrm.data.columns.prepare import prepare_table
+from ecrm.data.columns.schema import Schema, load_schema
+from ecrm.data.columns.text_hash import text_hash
 
 SMALL = """
 held_out = 0.25

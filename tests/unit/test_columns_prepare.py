@@ -18,9 +18,9 @@ import pyarrow.parquet
 import pytest
 
 from ecrm.base.console import Progress
-from ecrm.columns import text_lines
-from ecrm.columns.prepare import prepare_table
-from ecrm.columns.text_hash import hashed_rows, text_hash, text_hashes
+from ecrm.data.columns import text_lines
+from ecrm.data.columns.prepare import prepare_table
+from ecrm.data.columns.text_hash import hashed_rows, text_hash, text_hashes
 from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.run.files import TABLE
 from support.columns import CSV, SMALL, prepared_small, read_back, row_of, schema_of
@@ -493,7 +493,7 @@ def test_a_killed_preparation_begins_again(tmp_path):
     (tmp_path / "schema.toml").write_text(SMALL)
     words = ["prepare", "table", "rows.csv", "--schema", "schema.toml", "--output", "out"]
     program = (
-        "import os, signal; from ecrm.columns.writer import Writer; "
+        "import os, signal; from ecrm.data.columns.writer import Writer; "
         "Writer.finish = lambda self: os.kill(os.getpid(), signal.SIGKILL); "
         f"from ecrm.cli.commands import main; main({words!r})"
     )

@@ -13,8 +13,8 @@ import pyarrow.parquet
 import pytest
 
 import ecrm
-from ecrm.columns.draft import draft
-from ecrm.columns.prepare import prepare_table
+from ecrm.data.columns.draft import draft
+from ecrm.data.columns.prepare import prepare_table
 from ecrm.data.prepare import transform_integers
 from support.columns import read_back, row_of, schema_of
 from support.paths import TERABYTE_HEAD

@@ -9,9 +9,9 @@ import pyarrow.parquet
 import pytest
 
 import ecrm
-from ecrm.columns.draft import draft
-from ecrm.columns.prepare import prepare_table
-from ecrm.columns.schema import KINDS, load_schema, parse_schema
+from ecrm.data.columns.draft import draft
+from ecrm.data.columns.prepare import prepare_table
+from ecrm.data.columns.schema import KINDS, load_schema, parse_schema
 from ecrm.errors import DataError, UsageError
 from support.columns import SMALL, schema_of
 from support.commands import assert_one_line

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ecrm.columns.schema import Column, Schema
+from ecrm.data.columns.schema import Column, Schema
 from ecrm.data.malformed import Malformed
 from ecrm.errors import DataError
 

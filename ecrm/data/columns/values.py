@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ecrm.columns.arrow import pyarrow
+from ecrm.data.columns.arrow import pyarrow
 
 Bad = list[tuple[int, str]]
 _MISSING_WORDS = ("nan", "null", "none", "na", "n/a")

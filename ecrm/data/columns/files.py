@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ecrm.columns.arrow import pyarrow
-from ecrm.columns.block import Block, Piece, ReadBlock, check_names
-from ecrm.columns.schema import Schema
-from ecrm.columns.text_lines import text_pieces
+from ecrm.data.columns.arrow import pyarrow
+from ecrm.data.columns.block import Block, Piece, ReadBlock, check_names
+from ecrm.data.columns.schema import Schema
+from ecrm.data.columns.text_lines import text_pieces
 from ecrm.data.text_file import check_input
 from ecrm.errors import DataError
 

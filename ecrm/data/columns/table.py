@@ -15,7 +15,7 @@ import numpy as np
 
 from ecrm.base.opened_file import OpenedFile
 from ecrm.base.paths import typed_path
-from ecrm.columns import manifest as info
+from ecrm.data.columns import manifest as info
 from ecrm.errors import DataError, UsageError
 
 if TYPE_CHECKING:

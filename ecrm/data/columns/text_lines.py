@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ecrm.columns.arrow import pyarrow
-from ecrm.columns.block import Block, check_names
-from ecrm.columns.schema import Column, Schema
+from ecrm.data.columns.arrow import pyarrow
+from ecrm.data.columns.block import Block, check_names
+from ecrm.data.columns.schema import Column, Schema
 from ecrm.data.malformed import Malformed
 from ecrm.data.text_file import CountedFile, decoded
 from ecrm.errors import DataError

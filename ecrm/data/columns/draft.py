@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from ecrm.base.wording import counted
-from ecrm.columns import values
-from ecrm.columns.arrow import pyarrow
-from ecrm.columns.block import Block
-from ecrm.columns.files import arrow_errors, format_of, open_batches
-from ecrm.columns.schema import Column, Schema
-from ecrm.columns.text_lines import header_of, text_pieces
+from ecrm.data.columns import values
+from ecrm.data.columns.arrow import pyarrow
+from ecrm.data.columns.block import Block
+from ecrm.data.columns.files import arrow_errors, format_of, open_batches
+from ecrm.data.columns.schema import Column, Schema
+from ecrm.data.columns.text_lines import header_of, text_pieces
 from ecrm.data.malformed import Malformed
 from ecrm.errors import DataError
 

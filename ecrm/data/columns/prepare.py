@@ -17,14 +17,14 @@ from typing import Any
 
 from ecrm.base.atomic_files import staged_directory
 from ecrm.base.console import Progress
-from ecrm.columns import manifest as info
-from ecrm.columns.arrow import pyarrow
-from ecrm.columns.block import Piece
-from ecrm.columns.convert import Converted, convert
-from ecrm.columns.files import pieces
-from ecrm.columns.schema import Schema
-from ecrm.columns.writer import Writer
 from ecrm.data import dataset_info
+from ecrm.data.columns import manifest as info
+from ecrm.data.columns.arrow import pyarrow
+from ecrm.data.columns.block import Piece
+from ecrm.data.columns.convert import Converted, convert
+from ecrm.data.columns.files import pieces
+from ecrm.data.columns.schema import Schema
+from ecrm.data.columns.writer import Writer
 from ecrm.data.copying import copy_rows
 from ecrm.data.malformed import Skipped, check_share
 from ecrm.data.output import check_replaceable, write_synced

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ecrm.columns import values
-from ecrm.columns.arrow import pyarrow
-from ecrm.columns.block import Block, mistyped
-from ecrm.columns.schema import Column, Schema
-from ecrm.columns.text_hash import hashed_rows, text_hashes
-from ecrm.columns.values import WrongType
+from ecrm.data.columns import values
+from ecrm.data.columns.arrow import pyarrow
+from ecrm.data.columns.block import Block, mistyped
+from ecrm.data.columns.schema import Column, Schema
+from ecrm.data.columns.text_hash import hashed_rows, text_hashes
+from ecrm.data.columns.values import WrongType
 from ecrm.data.malformed import Malformed
 from ecrm.errors import DataError
 
