@@ -13,7 +13,7 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.ledger import Ledger
 from ecrm.engine.recovery import Recovery
 from ecrm.engine.slot_faults import Place
-from ecrm.errors import ScriptFailed, Unrecoverable
+from ecrm.errors import DataError, EcrmError, ScriptFailed, Unrecoverable
 from ecrm.placement.view import View
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.none import NoProtection
@@ -68,7 +68,9 @@ class Script:
         evaluates: bool = False,
         hooks: bool = False,
         every: int = 3,
+        of_data: bool = False,
     ) -> None:
+        self.of_data = of_data
         self._raises, self._dies, self._known = raises, dies, known
         self._evaluates, self._hooks, self._every = evaluates, hooks, every
         self.done: list[tuple[int, int]] = []
@@ -131,8 +133,8 @@ class Script:
             if self._hooks:
                 engine.recovery.refuse(f"{error} in {self._places[engine.rank]}", ScriptFailed)
             try:
-                engine.recovery.leave(self._places[engine.rank], str(error))
-            except ScriptFailed as failed:
+                engine.recovery.leave(self._places[engine.rank], str(error), self.of_data)
+            except (ScriptFailed, DataError) as failed:
                 if failed.speaker is not None:
                     raise
                 raise RankKilled from None
@@ -165,7 +167,7 @@ def calm(evaluates: bool = False) -> Left:
     return run(layout=SMALL, train=Script(evaluates=evaluates))
 
 
-def ended(script: Script, layout: Layout = SMALL) -> tuple[set[int], ScriptFailed]:
+def ended(script: Script, layout: Layout = SMALL) -> tuple[set[int], EcrmError]:
     """The ranks that a run has lost before it has ended, and the error that it has ended with.
 
     All that have heard the same of how ranks have ended say the same. One that the others leave
@@ -177,11 +179,12 @@ def ended(script: Script, layout: Layout = SMALL) -> tuple[set[int], ScriptFaile
     lost = {kill.rank for kill in outcome.killed}
     assert set(errors) | lost == set(range(layout.world)) and not outcome.results
     first = next(iter(errors.values()))
-    assert isinstance(first, ScriptFailed) and first.speaker in errors
+    kind = DataError if script.of_data else ScriptFailed
+    assert isinstance(first, kind) and first.speaker in errors
     heard = {rank for rank in errors if script.told.get(rank) == script.told[first.speaker]}
     assert len(heard) > 1
     for rank, error in errors.items():
-        same = isinstance(error, ScriptFailed) and str(error) == str(first)
+        same = isinstance(error, kind) and str(error) == str(first)
         alone = rank not in heard and isinstance(error, (ScriptFailed, Unrecoverable))
         assert same or alone, (rank, error)
     return lost, first
@@ -201,10 +204,11 @@ def test_what_raises_on_one_rank_alone_is_done_by_another(where, interval):
     assert (left.tables, left.dense) == (calm().tables, calm().dense)
 
 
+@pytest.mark.parametrize("of_data", [False, True])
 @pytest.mark.parametrize("where", [BODY, BATCH], ids=str)
-def test_what_raises_on_two_ranks_ends_the_run_after_the_second(where):
-    lost, error = ended(Script(at(where)))
-    assert len(lost) == 1
+def test_what_raises_on_two_ranks_ends_the_run_after_the_second(where, of_data):
+    lost, error = ended(Script(at(where), of_data=of_data))
+    assert len(lost) == 1 and error.exit_code == (4 if of_data else 8)
     (first,) = lost
     assert str(error) == f"no sample on rank {error.speaker} (as on rank {first} before)"
 
@@ -213,6 +217,12 @@ def test_what_raises_in_every_slot_ends_the_run_with_one_rank_lost_at_most():
     lost, error = ended(Script(lambda rank, place: place.part == "body"))
     assert len(lost) <= 1
     assert "no sample on rank" in str(error)
+
+
+def test_data_bad_on_one_rank_cost_that_rank_also_where_all_others_have_rows():
+    once, layout = Once(BATCH), replace(SMALL, trainers=1, spares=0)
+    left = run(layout=layout, train=Script(once, of_data=True))
+    assert left.deaths == 1 and (left.tables, left.dense) == (calm().tables, calm().dense)
 
 
 @pytest.mark.parametrize(
