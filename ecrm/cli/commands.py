@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ecrm import __version__
 from ecrm.base.paths import typed_path, typed_path_text
+from ecrm.base.requirements import require_torchrec
 from ecrm.cli.drill import add_parser as add_drill
 from ecrm.cli.export import add_parser as add_export
 from ecrm.config import effective, load_config, reference
@@ -387,6 +388,7 @@ def _trained(args: argparse.Namespace) -> str | Script:
     if is_script(name):
         script = Script(Path(name), args.file, args.arguments)
         script.check()
+        require_torchrec()
         return script
     if args.file is not None:
         raise UsageError(f"--config {args.file}: goes with a script, and {name} is a config itself")

@@ -55,7 +55,7 @@ def require_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
             "a drill draws its time line with matplotlib, which is not installed: "
-            "type pip install matplotlib"
+            "type pip install 'ecrm[matplotlib]'"
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ecrm import __version__
+from ecrm.base.requirements import require_torchrec
 from ecrm.base.wording import counted
 from ecrm.errors import UsageError
 from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance
@@ -114,6 +115,16 @@ def _effective() -> Iterator[str]:
             yield f"storage.backend fbgemm does not work: {error}"
 
 
+def _scripts() -> Iterator[str]:
+    try:
+        require_torchrec()
+        import torchrec  # noqa: F401 - installed is not yet working
+    except Exception as error:  # an unfit library may raise anything
+        yield f"ecrm.Session cannot run: {error}"
+    else:
+        yield "ecrm.Session can run"
+
+
 def _mpi() -> Iterator[str]:
     mpirun = find_mpirun()
     version = require_fault_tolerance(mpirun)
@@ -163,5 +174,6 @@ FINDINGS: dict[str, Callable[[], Iterator[str]]] = {
     "torch": _torch,
     "kernels": _kernels,
     "effective": _effective,
+    "scripts": _scripts,
     "mpi": _mpi,
 }

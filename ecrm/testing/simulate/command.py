@@ -9,6 +9,7 @@ import re
 import sys
 
 from ecrm.base.console import Progress
+from ecrm.base.requirements import TORCHREC
 from ecrm.base.wording import counted
 from ecrm.errors import UsageError
 from ecrm.testing.simulate.seed_range import judged, run_range
@@ -58,7 +59,7 @@ def _run(args: argparse.Namespace) -> int:
     if "sessions" in suites and importlib.util.find_spec("torchrec") is None:
         raise UsageError(
             f"--suite {args.suite}: sessions train models of torchrec, which is not installed",
-            otherwise="type --suite survivable or --suite fatal",
+            otherwise=f"type {TORCHREC}, or --suite survivable or --suite fatal",
         )
     if args.seed is not None:
         for suite in suites:
