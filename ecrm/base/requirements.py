@@ -8,7 +8,7 @@ from importlib import metadata
 
 from ecrm.errors import UsageError
 
-TORCHREC = "pip install --no-deps 'torchrec>=1.3,<2'"
+TORCHREC = "pip install --no-deps 'torchrec>=1.7,<2'"
 """The command that installs TorchRec.
 
 TorchRec's metadata demands the CUDA build of FBGEMM, which unpacks into the folder of the CPU

@@ -5,6 +5,7 @@ Also: the first steps of `make`.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -36,6 +37,21 @@ def test_files_that_are_not_python_are_taken_along():
             if f.suffix in (".toml", ".cpp", ".h") or f.name == "py.typed"
         }
         assert there and there <= taken
+
+
+def test_a_library_newer_than_its_sources_is_taken_and_an_older_one_compiled_anew(tmp_path):
+    kernels, built = tmp_path / "kernels", tmp_path / "built/ecrm/kernels/_native.so"
+    kernels.mkdir()
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    (kernels / "native.cpp").write_text("int compiled() { return 1; }\n")
+    (kernels / "_native.so").write_text("of an editable install")
+    words = [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", "built", "--force"]
+    for seconds, taken in ((60, True), (-60, False)):
+        now = (kernels / "native.cpp").stat().st_mtime
+        os.utime(kernels / "_native.so", (now + seconds, now + seconds))
+        os.utime(tmp_path / "setup.py", (now, now))
+        subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+        assert (built.read_bytes() == b"of an editable install") == taken
 
 
 def make_venv(folder: Path, python: str) -> subprocess.CompletedProcess:

@@ -37,6 +37,10 @@ LOCKED = {
 IMPORTED_BY_TORCHREC = {"iopath", "pyre-extensions", "tensordict", "torchmetrics", "tqdm"}
 
 
+def read(file: str) -> str:
+    return (ROOT / file).read_text()
+
+
 def without(monkeypatch, package: str) -> None:
     """Let a package look as if it were not installed."""
     find = importlib.util.find_spec
@@ -139,6 +143,37 @@ def test_torch_and_fbgemm_fit_each_other_in_the_tested_set_and_at_both_ends_of_t
 def test_the_tested_torchrec_is_one_that_the_command_installs():
     (wanted,) = re.findall(r"'(.+)'", TORCHREC)
     assert LOCKED["torchrec"] in Requirement(wanted).specifier
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/operations/install.md"])
+def test_a_page_has_the_command_that_the_error_repeats(file):
+    assert re.findall(r"^    (pip install --no-deps .*?)(?: *#.*)?$", read(file), re.MULTILINE) == [
+        TORCHREC
+    ]
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", ".ci/versions"])
+def test_a_program_installs_the_same_torchrec(file):
+    (wanted,) = re.findall(r"'(.+)'", TORCHREC)
+    assert re.findall(r"--no-deps '(.+?)'", read(file)) == [wanted]
+
+
+def test_the_page_shows_the_error_of_an_unfit_fbgemm(monkeypatch):
+    installed(monkeypatch, torch="2.13.0", fbgemm_gpu_cpu="1.9.0")
+    with pytest.raises(UsageError) as caught:
+        require_torchrec()
+    assert f"ecrm: error: {caught.value}\n" in read("docs/operations/install.md")
+
+
+def test_every_extra_of_users_is_on_the_page():
+    page = read("docs/operations/install.md")
+    for extra in {*PROJECT["optional-dependencies"]} - {"test", "lint", "wheel"}:
+        assert f"pip install 'ecrm[{extra}]'" in page
+
+
+def test_the_script_of_the_readme_has_twenty_lines():
+    (script,) = re.findall(r"^```python\n(.*?)^```$", read("README.md"), re.DOTALL | re.MULTILINE)
+    assert len(script.splitlines()) == 20
 
 
 def test_without_rich_a_terminal_has_a_line_instead_of_the_bar(monkeypatch, capsys, tmp_path):
