@@ -149,7 +149,7 @@ wheel: $(STAMP)
 check-wheel: BARE = build/bare
 check-wheel: $(STAMP)
 	rm -rf build
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(call for_manylinux,build/dist)
 	$(PYTHON) -m venv $(BARE)
 	$(call install_torch,$(BARE),--no-compile)
