@@ -22,6 +22,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.run.auto_resume import check_same
 from ecrm.run.claim import Job
+from ecrm.run.reported import Goal, Reported
 from ecrm.run.session_progress import SessionProgress
 from ecrm.run.session_run import LastWords, _check, _config, check_weights
 from ecrm.run.started import Wanted
@@ -30,6 +31,10 @@ from ecrm.testing.simulated_transport import ProgramFailed, SimulatedCluster
 
 ADAGRAD = SparseOptimizer("adagrad", 0.1)
 PATH = Path("run/checkpoints/step-5")
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def trained(width: int = 4, steps: int = 10, slots: int = 2, rows: int = 9, optimizer=ADAGRAD):
@@ -275,3 +280,25 @@ def test_a_table_of_several_names_has_all_of_them_in_the_exported_model():
 
 def trained_names(layer: str) -> dict[str, str]:
     return {f"{layer}.{name}": f"{layer}.{name}" for name in ("weight", "bias")}
+
+
+def test_values_of_other_data_or_of_another_mode_begin_a_new_comparison():
+    most, least = Goal("max", False, 2), Goal("min", False, 2)
+    before = Reported().after(0.7, 10, 0, most).after(0.6, 20, 0, most)
+    assert (before.best, before.step, before.without_gain) == (0.7, 10, 1)
+    assert before.after(0.5, 20, 0, most) == before, "the same step again"
+    again = Reported.from_state(json.loads(json.dumps(before.state())))
+    assert again.after(0.6, 30, 0, most).out_of_patience
+    for anew in (again.after(0.5, 20, 0, most, data_began=20), again.after(0.5, 20, 0, least)):
+        assert (anew.best, anew.step, anew.without_gain) == (0.5, 20, 0)
+
+
+def test_an_end_of_training_at_the_step_gone_on_from_is_forgotten():
+    ended, replica = ModuleReplica(nn.Linear(1, 1), sgd), ModuleReplica(nn.Linear(1, 1), sgd)
+    ended.end_at(8)
+    ended.commit()
+    replica.load(ended.export())
+    assert replica.ends_at == 8
+    replica.goes_on_from = 8
+    replica.load(ended.export())
+    assert replica.ends_at == -1

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ecrm.checkpoint.compatibility import identity
+from ecrm.checkpoint.exported_model import exported_model
 from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
 from ecrm.checkpoint.manifest import Manifest
 from ecrm.checkpoint.mapped_folder import make_folder
@@ -205,3 +206,16 @@ def test_weights_that_do_not_fit_are_refused_table_by_table(tmp_path, data):
         begin(data, given, "model.top_mlp=[8,1]")
     with pytest.raises(UsageError, match="there is no such folder"):
         begin(data, tmp_path / "nowhere")
+
+
+def test_a_checkpoint_with_the_dense_part_of_earlier_versions_is_refused_by_name(tmp_path, data):
+    said = identity(load_config("tiny", [f"data.path={data}"]))
+    del said["dense"]
+    folder = tmp_path / "old"
+    CheckpointFolder(folder / FOLDER).publish(Manifest(12, said, None, 0, [], [], [], []))
+    with pytest.raises(UsageError, match=r"0\.2\.0 or before, .*: go on with ecrm 0\.2\.0, or sta"):
+        start(data, folder)
+    with pytest.raises(UsageError, match=r"written by ecrm 0\.2\.0 or before"):
+        plan_start(load_config("tiny", [f"data.path={data}"]), None, None, (), folder)
+    with pytest.raises(UsageError, match=r"export the checkpoint with ecrm 0\.2\.0"):
+        exported_model(said)
