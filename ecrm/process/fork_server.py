@@ -172,20 +172,21 @@ def join(
         return None
     try:
         name = f"/proc/self/fd/{at}/ecrm-ranks-{_digest(alike, environ)}"
-        listener = _listener(name)
+        try:
+            listener = _listener(name)
+        except OSError:  # a file system without sockets: each rank imports by itself
+            return None
         if listener is not None:
             guard = os.getpid()
             if os.fork() == 0:
-                os.close(at)
                 return _serve(listener, load, guard)
             listener.close()
         connection = socket.socket(socket.AF_UNIX)
-        with contextlib.suppress(ConnectionRefusedError):  # the server has ended: `Born` sees it
+        with contextlib.suppress(OSError):  # the server has ended: `Born` sees it
             connection.connect(name)
         return connection
     finally:
-        with contextlib.suppress(OSError):
-            os.close(at)
+        os.close(at)
 
 
 def send_order(connection: socket.socket, ends: Ends) -> None:
