@@ -22,10 +22,16 @@ from ecrm.run.plan import view_over
 if TYPE_CHECKING:
     from ecrm.placement.view import View
 
-PROCESS_BYTES = 285_000_000
-"""Memory of a rank's process: Python, torch, TorchRec, MPI, buffers (measured: 285 MB)."""
-LEAST_PROCESS_BYTES = 100_000_000
-"""The least memory of a rank's process."""
+PROCESS_BYTES = 50_000_000
+"""Memory of a rank's process apart from its libraries (measured: 47 MB)."""
+LEAST_PROCESS_BYTES = 40_000_000
+"""The least of PROCESS_BYTES."""
+LIBRARIES_BYTES = 280_000_000
+"""Python, torch, TorchRec and MPI in memory (measured: 281 MB).
+
+The ranks of this machine share the libraries, for the ranks are forked from one process. Ranks on a
+GPU, and ranks of other hosts, have libraries of their own.
+"""
 PAGE = 4096
 STATE_FLOATS: dict[str, Callable[[int], tuple[int, ...]]] = {
     "sgd": lambda dim: (),
@@ -53,7 +59,7 @@ MB = 1e6
 class Need:
     """Bytes needed by one rank.
 
-    - `process`: the process itself, with its libraries.
+    - `process`: the process itself, without libraries.
     - `rows`, with optimizer state, and `parity`: once every row was updated.
     - `undo`: undo logs at most.
     - `dense`: the dense replica.
@@ -189,13 +195,20 @@ class Needs:
         of_trainers = self.trainer.parity + self.trainer.staging
         of_slots = self._dense * holders + of_trainers * cluster.trainers
         of_shards = (rows + self.server.undo + self.server.staging) * cluster.servers
-        return PROCESS_BYTES * config.world_size + of_slots + of_shards
+        processes = PROCESS_BYTES * config.world_size + libraries(config, config.world_size)
+        return processes + of_slots + of_shards
 
     @property
     def files(self) -> int:
         """Most bytes held by mapped files, with every row reachable by the run updated."""
         holders = max(self.config.cluster.trainers, 1)
         return self._files + self._dense * holders + NOTES_BYTES * 2 * holders
+
+
+def libraries(config: Config, ranks: int, on_this_machine: bool = True) -> int:
+    """Bytes of the libraries of some ranks on one host."""
+    on_gpu = "cuda" in (config.storage.device, config.train.device)
+    return LIBRARIES_BYTES * (1 if on_this_machine and not on_gpu else ranks)
 
 
 def _mapped_bytes(config: Config, rows: int, updated: int, looked_up: int) -> int:
@@ -416,7 +429,11 @@ def in_words(
     for host in dict.fromkeys(names):
         on = _of_host(ranks, names, host)
         here = "" if available is None else f", {available / MB:,.0f} MB are available"
-        lines.append(f"{host}: {on.total / MB:,.1f} MB{here}")
+        of_libraries = libraries(config, names.count(host), on_this_machine=hosts is None)
+        lines.append(
+            f"{host}: {(on.total + of_libraries) / MB:,.1f} MB, {of_libraries / MB:,.0f} MB of it "
+            f"for libraries{here}"
+        )
     lines.append(
         f"at most {needs.most / MB:,.0f} MB in all for the rows that these data can reach "
         f"in {steps:,} steps"

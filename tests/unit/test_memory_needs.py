@@ -22,6 +22,7 @@ from ecrm.kernels.records import merge_records
 from ecrm.launch import gpu_memory
 from ecrm.launch.gpu_memory import free_on_gpus
 from ecrm.launch.memory_needs import (
+    LIBRARIES_BYTES,
     REGISTERED,
     Needs,
     _grown_log_bytes,
@@ -116,7 +117,7 @@ def test_all_ranks_together_need_at_most_what_each_needs(tmp_path, name, trainer
         "dedicated", protection.shape, trainers, 1, config.slots, protection.dense_replicas
     )
     ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense)
-    assert needs.most == sum(need.total for need in ranks)
+    assert needs.most == sum(need.total for need in ranks) + LIBRARIES_BYTES
     assert in_words(config, 10**6, None, None)[-1].startswith(f"at most {needs.most / 1e6:,.0f} MB")
     if name == "stateless":
         assert needs.trainer.parity == LastSeen(400, config.model.embedding_dim).memory_bytes
@@ -132,9 +133,14 @@ def test_every_rank_and_host_is_told(tmp_path):
         and f"rows {need.server.rows / 1e6:,.1f}, parity" in lines[1]
     )
     assert lines[2] == f"ranks 3-4: {need.trainer} each" and lines[3] == f"rank 5: {need.spare}"
-    a = (2 * need.server.total + need.trainer.total) / 1e6
-    b = (need.server.total + need.trainer.total + need.spare.total) / 1e6
-    assert lines[4:6] == [f"a: {a:,.1f} MB", f"b: {b:,.1f} MB"]
+    of_hosts = {
+        "a": 2 * need.server.total + need.trainer.total,
+        "b": need.server.total + need.trainer.total + need.spare.total,
+    }
+    assert lines[4:6] == [
+        f"{host}: {(of_ranks + 3 * LIBRARIES_BYTES) / 1e6:,.1f} MB, 840 MB of it for libraries"
+        for host, of_ranks in of_hosts.items()
+    ]
     here = in_words(
         load_config("tiny", [f"data.path={data}", "cluster.layout=colocated"]),
         20,
@@ -144,7 +150,7 @@ def test_every_rank_and_host_is_told(tmp_path):
     assert (
         here[1].startswith("ranks 0-1: ")
         and "dense" in here[1]
-        and here[-2].endswith("MB, 5,000 MB are available")
+        and here[-2].endswith("MB, 280 MB of it for libraries, 5,000 MB are available")
     )
 
 
@@ -190,12 +196,12 @@ def test_only_what_cannot_fit_for_certain_is_refused(tmp_path):
     check_advice(accept, [*data, "storage.prefault=true"])
     with pytest.raises(
         UsageError,
-        match="40 ranks: set cluster.spares=0, or start the ranks on more machines with --hosts",
+        match="80 ranks: set cluster.spares=0, or start the ranks on more machines with --hosts",
     ):
-        accept([*data, "cluster.spares=35"])
-    check_advice(accept, [*data, "cluster.spares=35"])
+        accept([*data, "cluster.spares=75"])
+    check_advice(accept, [*data, "cluster.spares=75"])
     with pytest.raises(UsageError, match="ranks: start the ranks on more machines with --hosts"):
-        accept([*data, "cluster.servers=60"])
+        accept([*data, "cluster.servers=90"])
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
@@ -266,7 +272,8 @@ def test_rows_on_gpus_are_counted_there_and_copies_of_what_they_send_here(tmp_pa
     assert needs.server.rows == needs.server.parity == needs.server.undo == 0
     assert needs.server.staging > REGISTERED == pinned.CHUNK
     assert needs.trainer == on_cpu.trainer
-    assert needs.most - 4 * needs.server.staging < on_cpu.most
+    of_libraries = (needs.config.world_size - 1) * LIBRARIES_BYTES
+    assert needs.most - 4 * needs.server.staging - of_libraries < on_cpu.most
     imitated = [*data, *ON_GPU, "testing.imitated_gpu=true"]
     server = Needs(load_config("tiny", imitated), 20).server
     assert (server.rows, server.parity) == (needs.server_on_gpu.rows, needs.server_on_gpu.parity)
@@ -341,7 +348,10 @@ def test_what_a_trainer_with_a_gpu_sends_and_gets_is_counted(tmp_path, optimizer
     least = 2 * values + 3 * gradient + REGISTERED
     assert least < needs.trainer.staging < least + 2 * values + 4 * gradient
     on_cpu = Needs(load_config("tiny", sets), 20)
-    assert needs.most - on_cpu.most == 2 * needs.trainer.staging - on_cpu._dense * 2
+    of_libraries = (config.world_size - 1) * LIBRARIES_BYTES
+    assert needs.most - on_cpu.most == (
+        2 * needs.trainer.staging - on_cpu._dense * 2 + of_libraries
+    )
     lines = in_words(config, 20, None, None)
     assert any("staging" in line for line in lines)
 
