@@ -67,7 +67,7 @@ SMOKE = Size(
     rows=12_000,
     slot_batch=64,
     layouts=(("colocated", 3, 3),),
-    sets={"protection.k": 1, "model.max_rows_per_table": 1000, "storage.backend": "native"},
+    sets={"protection.k": 1, "model.max_rows_per_table": 1000},
 )
 
 

@@ -96,7 +96,6 @@ SMOKE = Size(
         "train.slots": 1,
         "cluster.trainers": 1,
         "cluster.layout": "colocated",
-        "storage.backend": "native",
     },
 )
 

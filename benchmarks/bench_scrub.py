@@ -30,7 +30,6 @@ SMOKE = {
     "train.steps": 24,
     "train.global_batch": 64,
     "model.max_rows_per_table": 500,
-    "storage.backend": "native",
     "cluster.layout": "colocated",
     "cluster.servers": 2,
     "cluster.trainers": 1,

@@ -143,7 +143,6 @@ SMOKE = Size(
     sets={
         "model.max_rows_per_table": 1000,
         "model.dense_arch": "native",
-        "storage.backend": "native",
     },
 )
 

@@ -6,7 +6,6 @@
 Contenders of one round run one after the other in a random order. They have the same processes,
 model, batches and data:
   none         ECRM without protection
-  none-fbgemm  the same, with FBGEMM's optimizer (storage.backend=fbgemm) in place of sparse_update
   erasure      k=4 m=1, a commit every step
   erasure-16   k=4 m=1, a commit every 16 steps
   torchrec-*   TorchRec DistributedModelParallel over gloo (benchmarks/peer_torchrec.py),
@@ -61,7 +60,6 @@ from lib.torchrec_peer import ENVIRONMENT, peer_words
 
 PROTECTION = {
     "none": {"protection.name": "none"},
-    "none-fbgemm": {"protection.name": "none", "storage.backend": "fbgemm"},
     "erasure": {"protection.m": 1},
     "erasure-16": {"protection.m": 1, "protection.commit_interval": 16},
 }
@@ -120,7 +118,6 @@ SMOKE = Size(
     sets={
         "model.max_rows_per_table": 1000,
         "model.dense_arch": "native",
-        "storage.backend": "native",
     },
 )
 

@@ -34,7 +34,15 @@ from lib.charts import (
     target,
 )
 from lib.protection_figures import PROTECTION_FIGURES
-from lib.ratios import KEPT_BAR, KERNEL_BARS, STEP_BARS, Row, scaling_ratios, step_ratios
+from lib.ratios import (
+    KEPT_BAR,
+    KERNEL_BARS,
+    STEP_BARS,
+    STEP_FORMER,
+    Row,
+    scaling_ratios,
+    step_ratios,
+)
 from lib.table_rows import TableError, groups, numbers, read_rows, source
 from lib.tables import ROOT
 
@@ -173,6 +181,7 @@ def step(canvas: Canvas, rows: Sequence[Row]) -> None:
         found = {
             name: numbers(each, "samples_per_second")
             for (name,), each in sorted(groups(mine, "contender").items())
+            if name not in STEP_FORMER
         }
         bars(axes, list(found), {"samples/s": list(found.values())}, sideways=True)
         axes.set_title(f"Samples/s, {regime}")

@@ -20,6 +20,9 @@ STEP_BARS = [
 torchrec is the fastest of its plans in that round.
 """
 
+STEP_FORMER = {"none-fbgemm"}
+"""Contenders of step.csv that bench_step.py had once; tables and pictures leave their rows out."""
+
 SESSION_BARS = [
     (regime, ids_per_bag, other, bar)
     for regime in ("dense-heavy", "embedding-heavy")

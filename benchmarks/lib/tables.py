@@ -27,6 +27,7 @@ from lib.protection_tables import (
 from lib.ratios import (
     SESSION_BARS,
     STEP_BARS,
+    STEP_FORMER,
     Row,
     scaling_ratios,
     session_ratios,
@@ -258,6 +259,7 @@ def step(rows: Sequence[Row]) -> list[str]:
                 spread(numbers(mine, "samples_per_second")),
             )
             for (regime, contender), mine in sorted(groups(rows, "regime", "contender").items())
+            if contender not in STEP_FORMER
         ),
     )
 

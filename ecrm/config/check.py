@@ -364,14 +364,6 @@ def _problems_of_device(config: Config) -> list[Problem]:
         return []
     said = "storage.device is cuda"
     problems = []
-    if storage.backend == "fbgemm":
-        problems.append(
-            _problem(
-                f"{said}, but storage.backend is fbgemm, which is used on the CPU alone",
-                {"storage.backend": "native"},
-                on_cpu,
-            )
-        )
     if storage.prefault:
         problems.append(
             _problem(

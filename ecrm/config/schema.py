@@ -411,15 +411,6 @@ class MappedConfig:
 class StorageConfig:
     """The storage of a shard's rows."""
 
-    backend: str = key(
-        "auto",
-        "What holds and updates the rows.",
-        choices={
-            "auto": "The same as native.",
-            "fbgemm": "FBGEMM's table-batched embeddings.",
-            "native": "This project's own kernels, which update rows faster to the same bits.",
-        },
-    )
     device: str = key(
         "cpu",
         "Where rows, their optimizer state and their redundancy lie. The bits are the same.",

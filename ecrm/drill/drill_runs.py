@@ -238,10 +238,9 @@ def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
 
 def _of_trained(start: Event) -> dict[str, str]:
     """Facts specific to a script's run, or to a config's."""
-    storage = start.get("storage", "?")
     if "script" in start:
-        return {"script": start["script"], "storage": storage}
-    return {"storage, dense arch": f"{storage}, {start.get('dense_arch', '?')}"}
+        return {"script": start["script"]}
+    return {"dense arch": start.get("dense_arch", "?")}
 
 
 def _versions() -> list[str]:

@@ -89,7 +89,7 @@ from ecrm.engine.step_input import StepInput
 from ecrm.engine.step_replay import StepReplay
 from ecrm.errors import ChangedDataError, ReplicasDiffer
 from ecrm.placement.assignment import plan_reshape
-from ecrm.placement.sparse_optimizer import SparseRate, factor
+from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport
@@ -99,7 +99,6 @@ from ecrm.protection.routing import (
     StepReplies,
     StepResults,
 )
-from ecrm.storage import StoreFactory
 from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Part, Received, tensors
@@ -110,11 +109,12 @@ from ecrm.transport.staged import StagedTransport
 class Engine:
     """The steps of one rank in the run.
 
-    `state` holds the rank's data, `recovery` restores the data after deaths. `sparse_rate` gives,
-    by step, a factor on the learning rate of all rows, as a pure function of the step, the same on
-    all ranks: steps done again ask for the factor again. Rows, redundancy and logs lie on `device`;
-    on the CPU `allocate` gives the memory of rows and redundancy. Tensors given to slots, or by
-    slots, are on the CPU; rows for slots are pinned unless `slots_on` is the CPU.
+    `state` holds the rank's data, `recovery` restores the data after deaths. `optimizer` is for
+    tables without their own. `sparse_rate` gives, by step, a factor on the learning rate of all
+    rows, as a pure function of the step, the same on all ranks: steps done again ask for the factor
+    again. Rows, redundancy and logs lie on `device`; on the CPU `allocate` gives the memory of rows
+    and redundancy. Tensors given to slots, or by slots, are on the CPU; rows for slots are pinned
+    unless `slots_on` is the CPU.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Engine:
         tables: Sequence[Table],
         view: View,
         protection: Protection,
-        make_store: StoreFactory,
+        optimizer: SparseOptimizer,
         make_dense: Callable[[], DenseReplica],
         seed: int,
         policy: EnginePolicy,
@@ -140,7 +140,7 @@ class Engine:
             allocate = ZerosOn(device)
             transport = staged = StagedTransport(transport, device)
             allocate_shared = staged.lend_on_device
-        stores = ShardStores(make_store, tables, seed, allocate, allocate_shared, sparse_rate)
+        stores = ShardStores(optimizer, tables, seed, allocate, allocate_shared, sparse_rate)
         self.state = EngineState(
             transport,
             stores,

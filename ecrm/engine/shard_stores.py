@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import Allocate, ZerosOn, lazy_zeros
-from ecrm.placement.sparse_optimizer import SparseRate
+from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace, Table, row_spaces
 from ecrm.protection.base import Protection
-from ecrm.storage import StoreFactory
-from ecrm.storage.base import Store
+from ecrm.storage.base import NativeStore, Store
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.initial_rows import InitialRows
 
@@ -41,13 +40,14 @@ class ShardStores:
     """Makes shards.
 
     `spaces` are the row spaces; `record_bytes` is the size of a record, by space, `kept_bytes` the
-    size in a checkpoint. `allocate` gives the memory of rows, `allocate_shared` the memory of rows
-    looked up and of deltas. `rate` is a factor on the learning rate of all rows by step.
+    size in a checkpoint. `optimizer` is for tables without their own. `allocate` gives the memory
+    of rows, `allocate_shared` the memory of rows looked up and of deltas. `rate` is a factor on the
+    learning rate of all rows by step.
     """
 
     def __init__(
         self,
-        make_store: StoreFactory,
+        optimizer: SparseOptimizer,
         tables: Sequence[Table],
         seed: int,
         allocate: Allocate = lazy_zeros,
@@ -55,14 +55,13 @@ class ShardStores:
         rate: SparseRate | None = None,
     ) -> None:
         self.spaces = row_spaces(tables)
-        self.allocate, self._allocate_shared, self._make_store, self._rate = (
+        self.allocate, self._allocate_shared, self._optimizer, self._rate = (
             allocate,
             allocate_shared,
-            make_store,
+            optimizer,
             rate,
         )
         self._initial = [InitialRows(space, seed) for space in self.spaces]
-        # Making a store now lets a spare load libraries before taking over.
         of_one = allocate if isinstance(allocate, ZerosOn) else None
         alone = [self._store(space, 1, torch.empty_like, of_one) for space in self.spaces]
         self.record_bytes = tuple(store.record_bytes for store in alone)
@@ -107,7 +106,8 @@ class ShardStores:
         initial: Callable[[Tensor], Tensor],
         allocate: Allocate | None = None,
     ) -> Store:
-        return self._make_store(rows, space.dim, initial, allocate, space.optimizer, self._rate)
+        optimizer = space.optimizer or self._optimizer
+        return NativeStore(rows, space.dim, optimizer, initial, allocate, self._rate)
 
     def bytes_of_a_shard(self, layouts: Sequence[RowLayout]) -> int:
         """Bytes of a shard's rows and redundancy."""
@@ -120,7 +120,7 @@ class ShardStores:
         """Memory for a further shard's rows and redundancy, not handed out yet."""
         memory: list[Tensor] = []
         for space, layout, size in zip(self.spaces, layouts, self.record_bytes, strict=True):
-            # a store of a single row, for the shapes alone: perhaps no time to load FBGEMM
+            # a store of a single row, for the shapes alone
             record = self._store(space, 1, torch.empty_like).memory
             memory += [lazy_zeros(layout.data_rows_per_shard, *part.shape[1:]) for part in record]
             memory.append(lazy_zeros(layout.parity_rows_per_shard, size, dtype=np.uint8))

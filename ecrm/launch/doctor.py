@@ -104,17 +104,6 @@ def _kernels() -> Iterator[str]:
     yield f"instruction set {native.instruction_set()}; this machine can run {can_run}"
 
 
-def _effective() -> Iterator[str]:
-    from ecrm.storage import fbgemm_installed, resolve_backend
-
-    yield f"storage.backend auto = {resolve_backend('auto')}"
-    if fbgemm_installed():
-        try:
-            import fbgemm_gpu  # noqa: F401 - installed is not yet working
-        except Exception as error:  # an unfit library may raise anything
-            yield f"storage.backend fbgemm does not work: {error}"
-
-
 def _scripts() -> Iterator[str]:
     try:
         require_torchrec()
@@ -173,7 +162,6 @@ FINDINGS: dict[str, Callable[[], Iterator[str]]] = {
     "machine": _machine,
     "torch": _torch,
     "kernels": _kernels,
-    "effective": _effective,
     "scripts": _scripts,
     "mpi": _mpi,
 }

@@ -23,7 +23,6 @@ from ecrm.run.build_rank import Rank
 from ecrm.run.claim import ClaimedRun
 from ecrm.run.connect import Cluster
 from ecrm.run.run_folder import RunFolder
-from ecrm.storage import resolve_backend
 
 MB = 1e6
 
@@ -38,7 +37,6 @@ def start_fields(
     config, start = run.config, run.start
     fields: dict[str, Any] = {
         "version": __version__,
-        "storage": resolve_backend(config.storage.backend),
         "kernels": native.instruction_set(),
         **own,
         "world_size": config.world_size,
@@ -77,7 +75,7 @@ def start_in_words(
     begins = f"with the weights of {fields['init_from']}, " if "init_from" in fields else ""
     return (
         f"{resumed}{begins}{config.ranks_in_words}, {protection.in_words}, "
-        f"{counted(config.slots, 'slot')}, {steps}; storage {fields['storage']}, "
+        f"{counted(config.slots, 'slot')}, {steps}; "
         f"{own}kernels {fields['kernels']}{_gpu_in_words(fields.get('gpu'))}"
     )
 

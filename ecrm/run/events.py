@@ -90,7 +90,6 @@ EVENTS: dict[str, Event] = {
         "Training begins, or goes on in a new start of the same run.",
         {
             "version": Field("text", "version of ECRM"),
-            "storage": Field("text", "storage backend that is used"),
             "kernels": Field("text", "instruction set of the C++ kernels"),
             "dense_arch": Field(
                 "text",

@@ -31,7 +31,6 @@ from ecrm.run.session_progress import SessionProgress
 from ecrm.run.session_run import REMEDY
 from ecrm.run.started import Started, Wanted
 from ecrm.run.this_rank import script_name
-from ecrm.storage import store_factory
 from ecrm.transport.alone import LoneTransport
 
 PROCESSES = {
@@ -119,7 +118,7 @@ class LoneRun:
             wanted.tables,
             initial_view("colocated", protection.shape, 1, 0, wanted.slots, 1),
             protection,
-            store_factory("native", SparseOptimizer("sgd", 0.0)),  # tables have own optimizers
+            SparseOptimizer("sgd", 0.0),  # tables have own optimizers
             wanted.make_dense,
             wanted.seed,
             EnginePolicy(),

@@ -61,7 +61,6 @@ from ecrm.run.trained_module import (
     shapes_of,
 )
 from ecrm.run.whereabouts import Whereabouts
-from ecrm.storage import resolve_backend, store_factory
 from ecrm.transport.base import Transport
 
 ALIKE = Alike(
@@ -433,10 +432,7 @@ def _engine(
         tables=wanted.tables,
         view=cluster.view,
         protection=cluster.protection,
-        # tables have own optimizers
-        make_store=store_factory(
-            resolve_backend(config.storage.backend), SparseOptimizer("sgd", 0.0)
-        ),
+        optimizer=SparseOptimizer("sgd", 0.0),  # tables have own optimizers
         make_dense=wanted.make_dense,
         seed=run.start.identity["rows_seed"],
         policy=policy_of(config, cluster.protection),

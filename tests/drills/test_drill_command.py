@@ -98,7 +98,6 @@ def test_spares_cost_little_memory_until_they_are_used(tmp_path, criteo_rows):
         "train.steps=300",
         "cluster.spares=4",
         "model.dense_arch=torchrec",
-        "storage.backend=fbgemm",
     )
     code, output = drill(folder, criteo_rows, "--kill", "1@20", sets=sets)
     assert code == 0, output

@@ -20,7 +20,6 @@ def _ours(tmp_path: Path, data: Path, optimizer: str, arch: str) -> dict:
         f"train.sparse_lr={RATE}",
         "train.dense_optimizer=sgd",
         "train.dense_lr=0.1",
-        "storage.backend=fbgemm",
         f"model.dense_arch={arch}",
     ]
     output = mpirun(6, PROGRAM, "tiny", tmp_path / "ours.pt", *sets)

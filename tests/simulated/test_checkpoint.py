@@ -32,7 +32,6 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table
 from ecrm.protection.restoring import Restoring
-from ecrm.storage import store_factory
 from ecrm.storage.hosted import HostedShard
 from ecrm.testing.simulate.checkers import Checkers
 from ecrm.testing.simulate.oracle import Truth, truth_of
@@ -449,9 +448,7 @@ def test_a_shard_restored_by_itself_begins_with_another_s_weights(tmp_path):
     truth = truth_of(workload)
     Run(workload, tmp_path, CheckpointPolicy(steps=6, every_steps=6), truth)
     other = replace(workload, optimizer="adagrad")
-    stores = ShardStores(
-        store_factory("native", SparseOptimizer("adagrad", 0.05)), workload.tables, 0
-    )
+    stores = ShardStores(SparseOptimizer("adagrad", 0.05), workload.tables, 0)
     protection = other.make_protection()
     layouts = [RowLayout(protection.shape, space.rows) for space in stores.spaces]
     for shard in range(workload.servers):

@@ -62,7 +62,7 @@ def on_gpu(seed, gpu=IMITATED, share_on_cpu=0.0):
     ranks = range(drawn.workload.world_size)
     on_cpu = tuple(rank for rank in ranks if rng.random() < share_on_cpu)
     where = {"rows_on": gpu.name, "gpu_kernels": gpu.kernels, "on_cpu": on_cpu}
-    return replace(drawn, workload=replace(drawn.workload, backend="native", **where))
+    return replace(drawn, workload=replace(drawn.workload, **where))
 
 
 # replication; a chain that scrubs; parity of three units, and updates that are merged

@@ -29,8 +29,7 @@ from ecrm.protection.mapped_files import dense_file, file_access, shard_file, wo
 from ecrm.protection.mapped_files.file_access import read_words
 from ecrm.protection.mapped_files.shard_file import ShardFile
 from ecrm.protection.mapped_files.words import Words
-from ecrm.storage import store_factory
-from ecrm.storage.base import Store
+from ecrm.storage.base import NativeStore, Store
 from ecrm.testing.simulate.oracle import truth_of
 from ecrm.testing.simulate.schedule import draw
 from ecrm.testing.simulate.workload import Workload, run_workload
@@ -448,8 +447,9 @@ def test_the_last_commit_of_files():
 
 def _file(folder: Path) -> tuple[ShardFile, Store]:
     file = ShardFile(folder, "shard0-space0", durable=True)
-    return file, store_factory("native", SparseOptimizer("rowwise_adagrad", 0.05))(
-        30, 4, lambda rows: torch.ones(rows.numel(), 4), file.allocate
+    optimizer = SparseOptimizer("rowwise_adagrad", 0.05)
+    return file, NativeStore(
+        30, 4, optimizer, lambda rows: torch.ones(rows.numel(), 4), file.allocate
     )
 
 

@@ -16,7 +16,6 @@ from ecrm.placement.assignment import initial_view
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.protection.erasure import ErasureProtection
-from ecrm.storage import store_factory
 from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 
 TABLES = (Table("user", 50, 8), Table("item", 90, 8))
@@ -71,7 +70,7 @@ def train(transport, hooks, interval, without_undo):
         TABLES,
         initial_view("dedicated", protection.shape, len(TRAINERS), 2, SLOTS, 2),
         protection,
-        store_factory("native", SparseOptimizer("rowwise_adagrad", 0.05)),
+        SparseOptimizer("rowwise_adagrad", 0.05),
         replica.reset,
         seed=3,
         policy=EnginePolicy(commit_interval=interval, dense_replicas=2),

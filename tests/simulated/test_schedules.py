@@ -54,7 +54,6 @@ def test_survivable_schedules_finish_with_the_oracles_bits(seeds):
         "schedules with erasure": 68,
         "schedules with chain": 3,
         "schedules with replicate": 8,
-        "schedules on FBGEMM's storage": 5,
         "schedules with wide stripes": 2,
         "schedules on an imitated GPU": 1,
     }

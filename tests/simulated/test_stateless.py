@@ -26,7 +26,7 @@ from ecrm.placement.view import failures_left
 from ecrm.placement.view_change import plan_recovery
 from ecrm.protection.stand_in import LastSeen, StandIn
 from ecrm.protection.stateless import StatelessProtection
-from ecrm.storage import store_factory
+from ecrm.storage.base import NativeStore
 from ecrm.storage.initial_rows import InitialRows
 from ecrm.storage.missing_rows import MissingRows
 from ecrm.testing.simulate.checkers import Checkers, _hosts_its_shards
@@ -333,9 +333,10 @@ class Run:
             engine.state.layouts[space],
             engine.state.spaces[space],
         )
-        store = store_factory("native", SparseOptimizer(workload.optimizer, 0.05))(
+        store = NativeStore(
             layout.data_rows_per_shard,
             this.dim,
+            SparseOptimizer(workload.optimizer, 0.05),
             lambda local: InitialRows(this, workload.seed)(layout.rows_of(shard, local)),
         )
         mine = [account for (_, number), account in self.accounts.items() if number == shard]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import itertools
 import random
 import re
@@ -15,7 +16,6 @@ import pytest
 import torch
 
 import ecrm
-from ecrm import storage
 from ecrm.checkpoint.compatibility import identity
 from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
 from ecrm.checkpoint.manifest import Manifest
@@ -33,7 +33,7 @@ from ecrm.run.claim import check_shared
 from ecrm.run.connect import start_view
 from ecrm.run.memory_check import judge_gpus, judged
 from ecrm.run.plan import kept_by, plan, plan_start
-from ecrm.storage import prefault, resolve_backend
+from ecrm.storage import prefault
 from support.advice import check_advice, dataset, refusal
 
 
@@ -97,7 +97,6 @@ OF_CONFIG = [
     ["testing.gpu_fault=1@3:update:hang"],
     ["testing.imitated_gpu=true"],
     ["kernels.backend=reference"],
-    ["storage.device=cuda", "storage.backend=fbgemm"],
     ["storage.device=cuda", "storage.prefault=true"],
     ["storage.device=cuda", "protection.name=mapped"],
 ]
@@ -213,14 +212,13 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
     check_advice(_fits_a_gpu_of_10_mb, [*large, "storage.device=cuda"])
     check_advice(_tables_of_a_script_fit_a_gpu, [*data, "storage.device=cuda"])
     check_advice(_tables_of_a_script_fit, [*data, "storage.prefault=true"])
-    # no FBGEMM
-    monkeypatch.setattr(storage.importlib.util, "find_spec", lambda name: None)
+    # no TensorBoard
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(native, "use", _only_portable)
     monkeypatch.setattr(native, "instruction_set", lambda: "portable")
     monkeypatch.setattr(prefault, "_advise", lambda *words: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for overrides in (
-        ["storage.backend=fbgemm"],
         ["kernels.instruction_set=gfni"],
         ["storage.prefault=true"],
         ["storage.device=cuda"],
@@ -284,7 +282,6 @@ def _only_portable(name: str) -> None:
 
 def _fits_the_machine(overrides: Sequence[str]) -> None:
     config = load_config("tiny", overrides)
-    resolve_backend(config.storage.backend)
     use_instruction_set(config.kernels.instruction_set)
     use_device(config)
     if config.train.tensorboard:

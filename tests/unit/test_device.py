@@ -113,7 +113,7 @@ def test_the_start_says_what_is_taken_of_a_gpu(monkeypatch):
     on_card = config("storage.device=cuda")
     gpu = gpu_memory(on_card)
     assert gpu == {"name": "A Card", "bytes": 80_000_000, "taken": 20_000_000}
-    fields = {"storage": "native", "kernels": "avx2"}
+    fields = {"kernels": "avx2"}
     protection = SimpleNamespace(in_words="parity")
     said = start_in_words(on_card, protection, {**fields, "gpu": gpu}, "5 steps", "")
     assert said.endswith("kernels avx2, GPU A Card: 20 of 80 MB taken")

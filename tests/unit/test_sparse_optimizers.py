@@ -15,8 +15,9 @@ from ecrm.kernels.records import RecordLog
 from ecrm.kernels.sparse_update import OPTIMIZERS
 from ecrm.placement.sparse_optimizer import NAMES, SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.storage import store_factory
-from ecrm.storage.base import Store
+from ecrm.storage.base import NativeStore, Store
+from support import fbgemm_store
+from support.fbgemm_store import FbgemmStore
 
 ROWS, DIM, STEPS, RATE, EPSILON = 30, 12, 10, 0.03, 1e-6
 
@@ -61,7 +62,7 @@ def _updated_as(way: str, store: Store, gradients: torch.Tensor, step: int) -> N
 
 
 @pytest.mark.parametrize("way", ["plain", "delta", "logged"])
-@pytest.mark.parametrize("backend", ["native", "fbgemm"])
+@pytest.mark.parametrize("kind", [NativeStore, FbgemmStore])
 @pytest.mark.parametrize(
     ("name", "decay", "decoupled"),
     [
@@ -69,17 +70,21 @@ def _updated_as(way: str, store: Store, gradients: torch.Tensor, step: int) -> N
         ("adam", 0.2, True),
     ],
 )
-def test_rows_are_those_of_torchs_optimizers(name, decay, decoupled, backend, way):
+def test_rows_are_those_of_torchs_optimizers(name, decay, decoupled, kind, way):
     random = torch.Generator().manual_seed(3)
     begin = torch.randn(ROWS, DIM, generator=random)
     theirs = torch.nn.Parameter(begin.clone())
     optimizer = _torchs(name, decay, decoupled)(theirs)
     # as a scheduler changes it
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    store = store_factory(backend, _ours(name, decay, decoupled))(
-        ROWS, DIM, lambda rows: begin[rows], rate=lambda step: 1 / (1 + step)
+    store = kind(
+        ROWS,
+        DIM,
+        _ours(name, decay, decoupled),
+        lambda rows: begin[rows],
+        rate=lambda step: 1 / (1 + step),
     )
-    plain = store_factory("native", _ours(name, 0.0, False))(ROWS, DIM, lambda rows: begin[rows])
+    plain = NativeStore(ROWS, DIM, _ours(name, 0.0, False), lambda rows: begin[rows])
     for step in range(STEPS):
         gradients = torch.randn(ROWS, DIM, generator=random)
         theirs.grad = gradients.clone()
@@ -99,7 +104,7 @@ def test_decoupled_decay_shrinks_the_row_before_the_step(name):
     shrunk = begin * (1 - RATE * 0.2)
     gradients, everything = torch.ones(ROWS, DIM), torch.arange(ROWS)
     store, plain = (
-        store_factory("native", _ours(name, decay, True))(ROWS, DIM, lambda rows, of=of: of[rows])
+        NativeStore(ROWS, DIM, _ours(name, decay, True), lambda rows, of=of: of[rows])
         for decay, of in ((0.2, begin), (0.0, shrunk))
     )
     for each in (store, plain):
@@ -107,11 +112,11 @@ def test_decoupled_decay_shrinks_the_row_before_the_step(name):
     assert torch.equal(store.read(everything), plain.read(everything))
 
 
-@pytest.mark.parametrize("backend", ["native", "fbgemm"])
+@pytest.mark.parametrize("kind", [NativeStore, FbgemmStore])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_row_that_is_not_in_a_step_stays_as_it_is(backend, name):
+def test_a_row_that_is_not_in_a_step_stays_as_it_is(kind, name):
     begin = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(3))
-    store = store_factory(backend, _ours(name, 0.2, False))(ROWS, DIM, lambda rows: begin[rows])
+    store = kind(ROWS, DIM, _ours(name, 0.2, False), lambda rows: begin[rows])
     some, others = torch.arange(0, ROWS, 2), torch.arange(1, ROWS, 2)
     store.update(torch.arange(ROWS), torch.ones(ROWS, DIM), 0)
     before = store.read(others)
@@ -130,21 +135,17 @@ def test_a_row_that_is_not_in_a_step_stays_as_it_is(backend, name):
 def test_fbgemm_is_not_asked_for_what_its_cpu_build_lacks_or_does_wrongly(
     monkeypatch, optimizer, rate
 ):
-    import ecrm.storage.fbgemm as module
-
-    monkeypatch.setattr(module, "_embedding", lambda *words: pytest.fail("FBGEMM was asked"))
+    monkeypatch.setattr(fbgemm_store, "_embedding", lambda *words: pytest.fail("FBGEMM was asked"))
     stores = [
-        store_factory(backend, optimizer)(
-            ROWS, DIM, lambda rows: torch.ones(len(rows), DIM), rate=rate
-        )
-        for backend in ("native", "fbgemm")
+        kind(ROWS, DIM, optimizer, lambda rows: torch.ones(len(rows), DIM), rate=rate)
+        for kind in (NativeStore, FbgemmStore)
     ]
     for store in stores:
         store.update(torch.arange(ROWS), torch.ones(ROWS, DIM), 2)
     assert torch.equal(*(store.read(torch.arange(ROWS)) for store in stores))
     with pytest.raises(pytest.fail.Exception, match="FBGEMM was asked"):
-        store_factory("fbgemm", SparseOptimizer("adagrad", RATE))(
-            ROWS, DIM, lambda rows: torch.ones(len(rows), DIM)
+        FbgemmStore(
+            ROWS, DIM, SparseOptimizer("adagrad", RATE), lambda rows: torch.ones(len(rows), DIM)
         ).update(torch.arange(ROWS), torch.ones(ROWS, DIM))
 
 
@@ -168,8 +169,12 @@ def test_numbers_that_cannot_be_are_refused(change, message):
 
 
 def test_a_rate_that_is_no_number_is_refused_before_a_row_is_changed():
-    store = store_factory("native", SparseOptimizer("sgd", RATE))(
-        ROWS, DIM, lambda rows: torch.ones(len(rows), DIM), rate=lambda step: float("nan")
+    store = NativeStore(
+        ROWS,
+        DIM,
+        SparseOptimizer("sgd", RATE),
+        lambda rows: torch.ones(len(rows), DIM),
+        rate=lambda step: float("nan"),
     )
     with pytest.raises(UsageError, match="learning rate is nan at step 7, it must be 0 or more"):
         store.update(torch.arange(ROWS), torch.ones(ROWS, DIM), 7)

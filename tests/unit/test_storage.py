@@ -1,4 +1,4 @@
-"""Stores of both backends: same bits, deltas that undo, missing rows."""
+"""Rows of a shard: FBGEMM's bits, deltas that undo, missing rows."""
 
 from dataclasses import replace
 from functools import partial
@@ -12,19 +12,18 @@ from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.storage import resolve_backend, store_factory
+from ecrm.storage.base import NativeStore, Store
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial_rows import InitialRows
 from ecrm.storage.missing_rows import MissingRows
+from support.fbgemm_store import FbgemmStore
 
 OPTIMIZERS = ["sgd", "rowwise_adagrad", "adagrad"]
 
 
-def _filled(backend: str, optimizer: str, rows: int = 50, dim: int = 8):
+def _filled(kind: type[Store], optimizer: str, rows: int = 50, dim: int = 8):
     values = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0))
-    return store_factory(backend, SparseOptimizer(optimizer, 0.05))(
-        rows, dim, lambda local: values[local]
-    )
+    return kind(rows, dim, SparseOptimizer(optimizer, 0.05), lambda local: values[local])
 
 
 def _space(store, gradients):
@@ -40,17 +39,9 @@ def _gradients(step: int, rows: int, dim: int = 8):
     return chosen, torch.randn(20, dim, generator=generator)
 
 
-def test_rows_are_updated_by_this_projects_kernel_unless_fbgemm_is_asked_for():
-    assert [resolve_backend(name) for name in ("auto", "native", "fbgemm")] == [
-        "native",
-        "native",
-        "fbgemm",
-    ]
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_native_store_is_fbgemm_bit_for_bit(optimizer):
-    ours, theirs = _filled("native", optimizer), _filled("fbgemm", optimizer)
+    ours, theirs = _filled(NativeStore, optimizer), _filled(FbgemmStore, optimizer)
     everything = torch.arange(50)
     for step in range(20):
         rows, gradients = _gradients(step, 50)
@@ -86,12 +77,13 @@ def test_rows_more_than_4_gib_into_a_shard_are_updated_where_they_lie(optimizer)
         ]
     )
     stores = [
-        store_factory(backend, SparseOptimizer(optimizer, 0.05))(
+        kind(
             2 * boundary + 6,
             dim,
+            SparseOptimizer(optimizer, 0.05),
             lambda local: local.remainder(7).to(torch.float32).unsqueeze(1).repeat(1, dim),
         )
-        for backend in ("native", "fbgemm")
+        for kind in (NativeStore, FbgemmStore)
     ]
     for step, chosen in enumerate([rows, rows[[1, 4, 7]], rows[[4]], rows[[7]]]):
         gradients = torch.randn(chosen.numel(), dim, generator=torch.Generator().manual_seed(step))
@@ -108,7 +100,7 @@ def test_rows_more_than_4_gib_into_a_shard_are_updated_where_they_lie(optimizer)
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_steps_with_and_without_the_delta_mix_in_fbgemms_memory(optimizer):
-    mixed, plain = _filled("fbgemm", optimizer), _filled("fbgemm", optimizer)
+    mixed, plain = _filled(FbgemmStore, optimizer), _filled(FbgemmStore, optimizer)
     everything = torch.arange(50)
     for step in range(20):
         rows, gradients = _gradients(step, 50)
@@ -123,11 +115,11 @@ def test_steps_with_and_without_the_delta_mix_in_fbgemms_memory(optimizer):
         assert torch.equal(mixed.read(everything), plain.read(everything))
 
 
-@pytest.mark.parametrize("backend", ["native", "fbgemm"])
+@pytest.mark.parametrize("kind", [NativeStore, FbgemmStore])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("units", [1, 3])
-def test_undo_returns_the_bits_of_the_commit(backend, optimizer, units):
-    hosted = HostedShard(_filled(backend, optimizer), 50, missing=False, units=units)
+def test_undo_returns_the_bits_of_the_commit(kind, optimizer, units):
+    hosted = HostedShard(_filled(kind, optimizer), 50, missing=False, units=units)
     everything = torch.arange(50)
     never = set(range(50))
 
@@ -171,7 +163,7 @@ def test_undo_returns_the_bits_of_the_commit(backend, optimizer, units):
 
 
 def test_missing_rows_are_found_restored_and_forgotten():
-    hosted = HostedShard(_filled("native", "sgd"), 50, missing=True)
+    hosted = HostedShard(_filled(NativeStore, "sgd"), 50, missing=True)
     asked = torch.tensor([3, 7, 11])
     assert torch.equal(hosted.missing_among(asked), asked)
     records = torch.randint(0, 255, (3, 36), dtype=torch.uint8)
@@ -199,7 +191,7 @@ def test_missing_rows_are_found_restored_and_forgotten():
 
 
 def test_rows_found_and_lost_again_are_zeros_and_probed_again():
-    hosted = HostedShard(_filled("native", "sgd"), 50, missing=True)
+    hosted = HostedShard(_filled(NativeStore, "sgd"), 50, missing=True)
     assert hosted.missing.unprobed(20) == hosted.missing.unprobed(20) == (0, 20)
     hosted.missing.remove_zeros(slice(0, 20, 2), torch.ones(10, dtype=torch.bool))
     hosted.missing.probed(20)
@@ -325,10 +317,10 @@ def test_a_range_without_numbers_is_refused(low, high):
         Uniform(low, high)
 
 
-@pytest.mark.parametrize("backend", ["native", "fbgemm"])
+@pytest.mark.parametrize("kind", [NativeStore, FbgemmStore])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_row_never_updated_is_zeros_in_store_and_initial_to_those_who_look(backend, optimizer):
-    store = _filled(backend, optimizer)
+def test_a_row_never_updated_is_zeros_in_store_and_initial_to_those_who_look(kind, optimizer):
+    store = _filled(kind, optimizer)
     initial = store.lookup(torch.arange(50))
     assert initial.abs().min() > 0
     assert not store.read(torch.arange(50)).any()

@@ -123,6 +123,14 @@ def test_medians_least_and_greatest(tables):
     )
 
 
+def test_rows_of_a_former_contender_are_left_out(tables):
+    rows = [
+        {"regime": "one", "contender": name, "step_ms": 2, "samples_per_second": 8}
+        for name in ("none", "none-fbgemm")
+    ]
+    assert tables.step(rows)[2:] == ["| one | none | 2.0 | 8 |"]
+
+
 def test_a_page_shows_where_its_numbers_come_from_and_leads_to_its_figures(tables, project):
     text = (project / RESULTS).read_text()
     assert re.search(r"\n\*scrub\.csv: .*2 cores, torch .*, commit \w+\*\n", text)

@@ -73,7 +73,6 @@ def truth_of(
         commit_interval=1,
         scrub_rows_per_step=0,
         skip_undo=False,
-        backend="native",
         rows_on="cpu",
         gpu_kernels=None,
     )

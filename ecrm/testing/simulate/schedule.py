@@ -15,7 +15,6 @@ from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.protection.kinds import KINDS
-from ecrm.storage import fbgemm_installed
 from ecrm.testing.simulate.promise import ROLLING_BACK
 from ecrm.testing.simulate.session_model import (
     SessionModel,
@@ -39,9 +38,6 @@ EXACT_WHILE_SHARE = 0.06
 
 ELSEWHERE_SHARE = 0.5
 """Share of the runs that go on from checkpoints of others on which another cluster does."""
-
-FBGEMM_SHARE = 0.1
-"""Schedules in which rows are FBGEMM's, where it is installed; those of the oracle never are."""
 
 OWN_SHARE = 0.25
 """Share of schedules in which tables have optimizers and initial values of their own.
@@ -103,7 +99,7 @@ class Schedule:
         hosts = f" on {counted(len(set(w.domains)), 'host')}" if w.domains else ""
         return (
             f"{_cluster(w)}{hosts}, {w.protection} k={w.k} m={w.m}, "
-            f"storage {w.backend}{_on_gpu(w)}, {counted(w.slots, 'slot')}, "
+            f"{_on_gpu(w)}{counted(w.slots, 'slot')}, "
             f"{counted(w.steps, 'step')}, "
             f"commit every {w.commit_interval}, "
             f"{_optimizers(w) if self.model is None else self.model}, "
@@ -133,7 +129,7 @@ def _on_gpu(workload: Workload) -> str:
     if workload.rows_on == "cpu":
         return ""
     but = f", but for ranks {', '.join(map(str, workload.on_cpu))}" if workload.on_cpu else ""
-    return f" on an imitated GPU with {workload.gpu_kernels}{but}"
+    return f"rows on an imitated GPU with {workload.gpu_kernels}{but}, "
 
 
 def parse_seed(text: str) -> int:
@@ -191,8 +187,8 @@ def draw(seed: int, suite: str) -> Schedule:
         fatal=suite == "fatal",
     )
     # Drawn last, so that everything else of a seed is as it was before there were scrubbing,
-    # chains, replication, lost touch, FBGEMM, wide stripes, lookups between steps, and optimizers
-    # of tables.
+    # chains, replication, lost touch, wide stripes, lookups between steps, and optimizers of
+    # tables.
     workload = replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000)))
     if workload.k == 1:
         name = rng.choice(("erasure", "chain", "replicate", "replicate"))
@@ -202,8 +198,8 @@ def draw(seed: int, suite: str) -> Schedule:
             scrub_rows_per_step=workload.scrub_rows_per_step if KINDS[name].parity else 0,
         )
     schedule = replace(schedule, lost_touch=rng.choice((0.0, 0.0, 0.002, 0.02)))
-    if rng.random() < FBGEMM_SHARE:
-        workload = replace(workload, backend="fbgemm" if fbgemm_installed() else "native")
+    # The share of a former trait, with rows on the CPU alone: seeds keep their schedules.
+    may_have_gpu = rng.random() >= 0.1
     if rng.random() < WIDE_SHARE and workload.kind.any_k:
         k, m = rng.choice(((6, 2), (8, 2), (5, 3), (3, 4), (4, 4)))
         workload = replace(workload, k=k, m=m, servers=k + m + rng.choice((0, 0, 1)), domains=None)
@@ -245,7 +241,7 @@ def draw(seed: int, suite: str) -> Schedule:
         if model.stops and seldom.random() < ELSEWHERE_SHARE:
             schedule = replace(schedule, later=_elsewhere(seldom, workload))
         schedule = replace(schedule, model=model, fatal=fatal)
-    else:
+    elif may_have_gpu:
         workload = _with_gpu(f"where rows lie {suite} {seed}", workload)
     return replace(schedule, workload=workload)
 
@@ -271,10 +267,10 @@ def _elsewhere(rng: random.Random, workload: Workload) -> Workload:
 def _with_gpu(seed: str, workload: Workload) -> Workload:
     """The same, seldom on an imitated GPU, drawn by itself: all else of a seed stays as it was.
 
-    In half of these, ranks here and there have theirs on the CPU. FBGEMM's are there always.
+    In half of these, ranks here and there have theirs on the CPU.
     """
     rng = random.Random(seed)
-    if rng.random() >= GPU_SHARE or workload.backend == "fbgemm":
+    if rng.random() >= GPU_SHARE:
         return workload
     interprets = rng.random() < INTERPRETED_SHARE and find_spec("triton") is not None
     kernels = "triton" if interprets else "reference"

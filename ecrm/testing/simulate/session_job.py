@@ -34,7 +34,6 @@ from ecrm.run.started import Start, Started, Wanted, too_late
 from ecrm.session.data import Indexed
 from ecrm.session.session import Session
 from ecrm.session.streams import Streams
-from ecrm.storage import store_factory
 from ecrm.testing.simulate.hidden_state import hide
 from ecrm.testing.simulate.seen import Seen
 from ecrm.testing.simulate.session_model import SessionModel
@@ -123,7 +122,6 @@ def session_engine(
     view: View,
     protection: Protection,
     policy: EnginePolicy,
-    backend: str = "native",
     device: torch.device = CPU,
     durable: Durable | None = None,
 ) -> Engine:
@@ -133,7 +131,7 @@ def session_engine(
         wanted.tables,
         view,
         protection,
-        store_factory(backend, SparseOptimizer("sgd", 1.0)),  # tables have optimizers of their own
+        SparseOptimizer("sgd", 1.0),  # tables have optimizers of their own
         wanted.make_dense,
         wanted.seed,
         policy,
@@ -228,7 +226,6 @@ class SessionJob:
                 workload.initial_view(),
                 protection,
                 workload.policy(protection),
-                workload.backend,
                 durable=self._durable(workload),
             )
             engines.append(engine)

@@ -342,8 +342,6 @@ def _traits(schedule: Schedule) -> list[str]:
         traits += schedule.model.traits
     if schedule.later is not None:
         traits.append("schedules that go on on another cluster")
-    if workload.backend == "fbgemm":
-        traits.append("schedules on FBGEMM's storage")
     if workload.rows_on == "imitated":
         traits.append("schedules on an imitated GPU")
     if workload.on_cpu:

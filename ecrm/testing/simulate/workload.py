@@ -36,7 +36,6 @@ from ecrm.placement.view import View
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.protection.kinds import KINDS, Kind
 from ecrm.protection.registry import make_protection
-from ecrm.storage import store_factory
 from ecrm.transport.base import Transport
 
 DENSE_WIDTH = 5
@@ -136,7 +135,6 @@ class Workload:
     right_hints: bool = False
     looks_between: bool = False
     skip_undo: bool = False
-    backend: str = "native"
     rows_on: str = "cpu"
     gpu_kernels: str | None = None
     on_cpu: tuple[int, ...] = ()
@@ -248,9 +246,7 @@ def make_engine(
         tables=workload.tables,
         view=workload.initial_view(),
         protection=protection,
-        make_store=store_factory(
-            workload.backend, SparseOptimizer(workload.optimizer, workload.rate)
-        ),
+        optimizer=SparseOptimizer(workload.optimizer, workload.rate),
         make_dense=TinyDense,
         seed=workload.seed,
         policy=workload.policy(protection),

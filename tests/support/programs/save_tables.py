@@ -43,9 +43,7 @@ class Noting(Session):
 def start(wanted: Wanted) -> Started:
     protection = make_protection(config.protection, config.cluster.servers, durable=False)
     view, policy = start_view(config, protection, {}), policy_of(config, protection)
-    engine = session_engine(
-        transport, Hooks(), wanted, view, protection, policy, config.storage.backend
-    )
+    engine = session_engine(transport, Hooks(), wanted, view, protection, policy)
     return Started(SimulatedRun(engine))
 
 

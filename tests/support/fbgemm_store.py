@@ -1,4 +1,4 @@
-"""Rows in an FBGEMM table-batched embedding (CPU).
+"""The oracle of row updates: rows in an FBGEMM table-batched embedding (CPU).
 
 FBGEMM's fused optimizers update the rows, unless deltas of records are wanted. FBGEMM cannot give
 deltas, so the project's `sparse_update` then updates the same memory, to the same bits
