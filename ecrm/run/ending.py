@@ -83,6 +83,12 @@ class Ending:
         self._first_step, self._began = engine.step, time.monotonic()
         self._training_seconds: float | None = None
 
+    @property
+    def verifies(self) -> bool:
+        """Whether parity or copies are compared with the rows before the model is kept."""
+        verifies = self._config.protection.verify_parity_at_end
+        return verifies and bool(self._engine.state.protection.redundancy)
+
     def trained(self) -> None:
         """End the training time: the last step is done."""
         if self._training_seconds is None:

@@ -92,10 +92,11 @@ class RankRun:
     def keep(self) -> None:
         """Collective, after the last step: keep the model, safe from any later failure.
 
-        With a protection made only of checkpoints or files, no rank can train on afterwards.
+        With a protection made only of checkpoints or files, no rank can train on afterwards. A
+        model whose parity is still to be verified is kept by `finish`: wrong rows are not kept.
         """
         self.engine.commit()
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and not self._ending.verifies:
             self._checkpoints.finish()
 
     def finish(self) -> None:

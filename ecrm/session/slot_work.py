@@ -288,11 +288,13 @@ class SlotWork:
 
         self._hook = self._replica.module.register_forward_hook(through)
 
-    def _end_forward(self) -> None:
-        """Remove the hook of `_await_forward`, if still there."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+    def _end_forward(self) -> bool:
+        """Remove the hook of `_await_forward`; whether the hook was still there."""
+        if self._hook is None:
+            return False
+        self._hook.remove()
+        self._hook = None
+        return True
 
     def _check_as_drawn(self, part: SlotStep[SessionBatch]) -> None:
         """Raise UsageError for a batch changed since the batch was drawn.
@@ -382,7 +384,8 @@ class SlotWork:
         out.
         """
         self._doing("")
-        self._end_forward()
+        if self._end_forward():  # a part of the model was called, not the model
+            self._engine.enter("backward")
         note = json.dumps(self._logged)
         self._close_source()
         self._logged = None

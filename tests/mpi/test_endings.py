@@ -79,7 +79,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_on_all_ranks_with_one_message(
     (error,) = [line for line in done.output.splitlines() if "error" in line]
     found = re.fullmatch(
         r"ecrm: error: (the loss of step (\d+) is not finite: in slot 0 it began in "
-        r"(?:\d+ rows|row|parameter|the output) .*)",
+        r"(?:\d+ rows|row|parameter|the gradients) .*)",
         error,
     )
     assert found and RATE_WORDS in error, done.output
