@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ecrm.process.fork_server import OF_MPIRUN
+
 SESSION_BASE = "PRTE_MCA_prte_tmpdir_base"
 """The folder for mpirun's session files: the only variable of mpirun left to the user."""
-
-_OF_MPIRUN = ("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_")
 
 
 def mpirun_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -17,7 +17,7 @@ def mpirun_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list
     an mpirun or a batch step around this process for its own ranks (PMIX_RANK).
     """
     ignored = sorted(
-        name for name in environ if name.startswith(_OF_MPIRUN) and name != SESSION_BASE
+        name for name in environ if name.startswith(OF_MPIRUN) and name != SESSION_BASE
     )
     left = {name: value for name, value in environ.items() if name not in ignored}
     if not ignored:

@@ -36,8 +36,8 @@ from ecrm.process.neighbours import JOB
 from ecrm.process.preflight import JOB_FOLDER
 from ecrm.process.remote_agent import GUARD_PATIENCE
 
-OF_MPIRUN = ("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_", "PALS_")
-"""Prefixes of variables set by mpirun; their values differ between ranks."""
+OF_MPIRUN = ("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_")
+"""Prefixes of variables set by mpirun, such as the number of the rank."""
 IDLE_SECONDS = 60.0
 """Time after which a server without orders ends."""
 _BACKLOG = 4096
