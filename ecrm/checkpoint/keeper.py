@@ -1,7 +1,7 @@
 """When a run writes checkpoints, and how the ranks agree that a checkpoint is complete.
 
 Every rank decides by values known alike to all ranks: values shared and then agreed on. A rank's
-death clears the values (`went_back`). A checkpoint interrupted by a death is given up; the next
+death clears the values (`on_recovery`). A checkpoint interrupted by a death is given up; the next
 checkpoint is full.
 """
 
@@ -109,7 +109,7 @@ class Checkpoints:
         self._look_at = 0  # the clock is not read before this step
         self._ending = False  # whether `finish` was called, perhaps before the policy's last step
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         """After StepAborted: forget all values possibly unknown to the rest of the ranks."""
         self._forget()
 

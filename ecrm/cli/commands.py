@@ -28,7 +28,7 @@ from ecrm.launch.mpirun_command import HASH_SEED, hash_seed
 from ecrm.process.preflight import preflight_ulfm, say_once
 
 if TYPE_CHECKING:
-    from ecrm.launch.several_hosts import Elsewhere
+    from ecrm.launch.several_hosts import RemoteHosts
 
 
 SHORTS = (
@@ -315,7 +315,7 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.launch.mpirun_command import thread_environment, train_command
     from ecrm.process.guard import guard, hold_signals
     from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
-    from ecrm.run.plan import kept_by, plan_start
+    from ecrm.run.plan import find_starting_point, kept_by
     from ecrm.run.reading import launch_id
     from ecrm.run.run_lock import check_run_dir
 
@@ -343,7 +343,7 @@ def _train(args: argparse.Namespace) -> int:
     if isinstance(trained, Script):
         check_ranks(kills, config.world_size)
     else:
-        plan_start(config, args.run_dir, found.resume, kills, args.init_from)
+        find_starting_point(config, args.run_dir, found.resume, kills, args.init_from)
     if config.train.tensorboard and launch_id() is None:
         say_once("ecrm: warning: train.tensorboard: without `ecrm launch` no scalars are written")
     if config.checkpoints and args.run_dir is None:
@@ -424,13 +424,13 @@ def _launch(args: argparse.Namespace) -> int:
     )
 
 
-def _elsewhere(args: argparse.Namespace) -> Elsewhere | None:
-    from ecrm.launch.several_hosts import Elsewhere
+def _elsewhere(args: argparse.Namespace) -> RemoteHosts | None:
+    from ecrm.launch.several_hosts import RemoteHosts
 
     names = ("starter", "interface", "keep_alive")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     if args.hosts is not None:
-        return Elsewhere(args.hosts, **given)
+        return RemoteHosts(args.hosts, **given)
     if given:
         raise UsageError(
             f"--{next(iter(given)).replace('_', '-')} goes with --hosts FILE, which is missing"

@@ -33,7 +33,7 @@ redundancy, the next step's rows, and the slices of the dense sum.
 - Before the first step: `recovery.resume`, to go on from the durable tier.
 - Per step: `lookup` with `apply_follows`, the passes of the slots, `apply`. After an `apply` with
   `rows_ahead` the next `lookup` asks for exactly the rows in `rows_ahead`, and an `apply` follows.
-- Between two steps, in any number: `heed_stop`, `commit`, `seal`, and, if the last `apply` had no
+- Between two steps, in any number: `check_stop`, `commit`, `seal`, and, if the last `apply` had no
   `rows_ahead`, `lookup` without `apply_follows`. `end_here` ends training before the next step.
 - Between two steps, at a commit: `rebuild_all`, dropping rows that came ahead. Then, with nothing
   rebuilding, `scrub_all` and `verify_parity`: a correction would not reach rows that came ahead.
@@ -48,8 +48,8 @@ With `recovery.stopping` true after an `apply`, the step is committed and all ra
   checkpoint after a rollback. Rows looked up are dropped. The view may be new, and lost rows may
   still be missing. Some ranks may have completed the call, and the step may be committed:
   `engine.step` names the step to run next.
-- `StopAgreed`: every live rank raises the error before the same step. Nothing is undone, finished
-  rounds of `rebuild_all` are committed, and `recovery.stopping` stays true.
+- `StopRequested`: every live rank raises the error before the same step. Nothing is undone.
+  Finished rounds of `rebuild_all` are committed, and `recovery.stopping` stays true.
 - `StrayRow`, `ChangedDataError`, `ReplicasDiffer`, and `ScriptFailed` with a `speaker`: every live
   rank raises the same error. The step in flight is not undone, and the run ends.
 - `ScriptFailed` without a `speaker`, from `Recovery.leave`: this rank ends. The survivors recover.
@@ -76,7 +76,7 @@ from ecrm.base.allocate import CPU, Allocate, ReusableBuffer, ZerosOn, lazy_zero
 from ecrm.device.pinned import rows_to_send
 from ecrm.engine.asked_before import AskedBefore
 from ecrm.engine.dense import DenseReplica, SlicedSum
-from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed
+from ecrm.engine.hooks import EnginePolicy, Hooks, StopRequested
 from ecrm.engine.in_flight import StepInFlight
 from ecrm.engine.lookup import Lookup, stray_row
 from ecrm.engine.recovery import Recovery
@@ -547,8 +547,8 @@ class Engine:
         state.note_undo_bytes()
         return collected
 
-    def heed_stop(self) -> None:
-        """Collective, between steps: raise StopAgreed on every rank if any rank asks to stop.
+    def check_stop(self) -> None:
+        """Collective, between steps: raise StopRequested on every rank if any rank asks to stop.
 
         Raises StepAborted after a failure.
         """
@@ -557,7 +557,7 @@ class Engine:
             asks = recovery.stopping or self.state.hooks.asks()
             recovery.stopping = not self._transport.agree(not asks)
         if recovery.stopping:
-            raise StopAgreed
+            raise StopRequested
 
     def _commit_is_due(self) -> bool:
         return self.step + 1 - self.committed >= self.state.policy.commit_interval
@@ -635,7 +635,7 @@ class Engine:
         """Collective, at a commit: recover all missing rows. Returns whether all rows are back.
 
         With `in_time`, ends early once `in_time` is false on a rank. Without `in_time`, raises
-        StopAgreed if a rank asks to stop. Raises StepAborted after a failure.
+        StopRequested if a rank asks to stop. Raises StepAborted after a failure.
         """
         # lookups begun ahead wait for missing rows, and the rows come now
         self._in_flight.ahead = self._in_flight.replayed = None
@@ -644,7 +644,7 @@ class Engine:
                 self._repair({}, max(1 << 16, self.state.policy.rebuild_rows_per_step))
                 self._agree_on_commit()
                 if in_time is None:
-                    self.heed_stop()
+                    self.check_stop()
                 elif not self._transport.agree(in_time()):
                     break
         return not self.view.rebuilding

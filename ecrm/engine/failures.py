@@ -51,7 +51,7 @@ class Failure:
         }
 
 
-MOST_IN_VAIN = 3
+MOST_FUTILE = 3
 """Recoveries in a row without a death or a newly committed step: the next recovery ends the run."""
 
 
@@ -61,33 +61,33 @@ class FailureLog:
 
     `restored`: losses in restored shards (`Protection.accounts`).
 
-    `interruptions` counts recoveries without a death, `in_vain` the interruptions since a step was
-    last committed for the first time or a rank died. All ranks count the same, except `in_vain` on
+    `interruptions` counts recoveries without a death, `futile` the interruptions since a step was
+    last committed for the first time or a rank died. All ranks count the same, except `futile` on
     a rank after a missed commit.
     """
 
     failures: list[Failure] = field(default_factory=list)
     restored: list[dict[str, Any]] = field(default_factory=list)
     interruptions: int = 0
-    in_vain: int = 0
+    futile: int = 0
     _furthest: int = 0
 
     def shrunk(self, died: bool) -> None:
         """Count a shrink; `died`: whether the shrink dropped a rank."""
         self.interruptions += not died
-        self.in_vain = 0 if died else self.in_vain + 1
+        self.futile = 0 if died else self.futile + 1
 
     def committed(self, step: int) -> None:
         """Note a commit of all steps before `step`; only a step never committed before counts."""
         if step > self._furthest:
-            self._furthest, self.in_vain = step, 0
+            self._furthest, self.futile = step, 0
 
     @staticmethod
-    def check(in_vain: int, why: str, most: int = MOST_IN_VAIN) -> None:
-        """Raise LostTouch after more than `most` recoveries `in_vain`; `why` is the last reason."""
-        if in_vain > most:
+    def check(futile: int, why: str, most: int = MOST_FUTILE) -> None:
+        """Raise LostTouch after more than `most` recoveries `futile`; `why` is the last reason."""
+        if futile > most:
             raise LostTouch(
-                f"calls between ranks failed {in_vain} times in a row, no rank died, "
+                f"calls between ranks failed {futile} times in a row, no rank died, "
                 "and no step was finished in between; the last time: "
                 f"{why or 'the reason is not known here'}"
             )

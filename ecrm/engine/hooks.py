@@ -12,7 +12,7 @@ class StepAborted(Exception):
     """After a recovery, the survivors are at the last commit. Start again from `engine.step`."""
 
 
-class StopAgreed(Exception):
+class StopRequested(Exception):
     """A rank asks to stop; every live rank knows of the request, and is before the same step."""
 
 

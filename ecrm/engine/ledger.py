@@ -37,7 +37,7 @@ class Ledger:
     - `noticed`: step and phase of noticing the failure.
     - `replays`: the step for the rank to replay, if next; -1 for no step. `told`, by rank: requests
       of the rank's slots to lost shards for the replay.
-    - `in_vain`: as in `FailureLog`.
+    - `futile`: as in `FailureLog`.
     - `why`, by rank: the failure seen, in words. `refusals`, by rank: class and message of the
       error to end all ranks with.
     - `faults`, by rank: ends of ranks with slots, wishes to leave included.
@@ -53,7 +53,7 @@ class Ledger:
     noticed: Noticed
     replays: int = -1
     told: Mapping[int, Sequence[Received]] = field(default_factory=dict)
-    in_vain: int = 0
+    futile: int = 0
     why: Mapping[int, str] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
     faults: Mapping[int, Fault] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Ledger:
         The newest commit, view and seal; the most steps begun since the newest commit; whether any
         rank asks or has lost state; all dense holders; the place noticed by most ranks with
         a failed call, of equal numbers the lowest rank's; the step replayed by all ranks from a
-        common view, or -1; all reasons, refusals and faults. The lowest `in_vain` is right, from a
+        common view, or -1; all reasons, refusals and faults. The lowest `futile` is right, from a
         rank with the newest commit.
         Raises PeerFailure if a rank died meanwhile: the dead rank may have told the survivors
         different things.
@@ -83,7 +83,7 @@ class Ledger:
                 self.begun,
                 *flags,
                 self.replays,
-                self.in_vain,
+                self.futile,
                 self.seals,
                 self.view.epoch,
             ]
@@ -99,7 +99,7 @@ class Ledger:
         newest = self._newest_view(transport, epochs)
         said = []
         for rank, (numbers_said, reasons, told) in heard.items():
-            commits, begun, asks, state_lost, holds, replays, in_vain, seals, _ = numbers_said
+            commits, begun, asks, state_lost, holds, replays, futile, seals, _ = numbers_said
             noticed, ended, *texts = json.loads(reasons)
             why, refusal = ({rank: text} if text else {} for text in texts)
             said.append(
@@ -113,7 +113,7 @@ class Ledger:
                     Noticed(*noticed),
                     replays,
                     {rank: told},
-                    in_vain,
+                    futile,
                     why,
                     refusal,
                     {int(of): Fault.from_json(fault) for of, fault in ended.items()},
@@ -137,7 +137,7 @@ class Ledger:
             noticed,
             replayed.pop()[0] if len(replayed) == 1 else -1,
             {rank: told for ledger in said for rank, told in ledger.told.items()},
-            min(ledger.in_vain for ledger in said),
+            min(ledger.futile for ledger in said),
             {rank: why for ledger in said for rank, why in ledger.why.items()},
             {rank: refusal for ledger in said for rank, refusal in ledger.refusals.items()},
             together((ledger.faults for ledger in said), noticed.step, noticed.phase),

@@ -77,7 +77,7 @@ from ecrm.engine.engine_events import (
     rolled_back_event,
     slot_failed_event,
 )
-from ecrm.engine.failures import MOST_IN_VAIN, Failure
+from ecrm.engine.failures import MOST_FUTILE, Failure
 from ecrm.engine.hooks import StepAborted
 from ecrm.engine.in_flight import StepInFlight
 from ecrm.engine.ledger import Ledger, Noticed
@@ -113,7 +113,7 @@ class Recovery:
 
     - `stopping`: whether all ranks are to stop at this commit, as asked by a rank.
     - `rollbacks`: number of loads from the durable tier. `through`: number of finished recoveries.
-    - `began_with_one`: whether `resume` needed a recovery.
+    - `resumed_by_recovery`: whether `resume` needed a recovery.
     - `over_at`: the step before the end of training, by the loaded state; `ends_at`: by the wish
       of a rank. -1 for no end.
     - `faults`: by rank, how ranks ended with user code at work.
@@ -124,7 +124,7 @@ class Recovery:
     ) -> None:
         self._state, self._in_flight, self._durable = state, in_flight, durable
         self.stopping = False
-        self.rollbacks, self.through, self.began_with_one = 0, 0, False
+        self.rollbacks, self.through, self.resumed_by_recovery = 0, 0, False
         self.over_at = self.ends_at = -1
         # from the beginning of a rollback until the agreement on the end of the rollback
         self._state_lost = False
@@ -199,7 +199,7 @@ class Recovery:
                 state.failures.shrunk(died=transport.live != live)
                 # If ledgers keep failing, no count is ever agreed on. The rank then gives up alone,
                 # at twice the limit: the own count may be too high, after a missed commit.
-                state.failures.check(state.failures.in_vain, why, 2 * MOST_IN_VAIN)
+                state.failures.check(state.failures.futile, why, 2 * MOST_FUTILE)
                 state.hooks.phase(state.step, "recover")
                 heir, agreed, flight.replayed = None, False, None
                 self._look_for_dead(held)
@@ -208,7 +208,7 @@ class Recovery:
                 self._end_if_all_must(ledger)
                 try:
                     self._return_to_commit(ledger)
-                    self._see_off(ledger)
+                    self._expel_failed(ledger)
                     # a reshape was committed: reports must name shards by the new numbers
                     if len(before.shards) != len(state.view.shards):
                         before = state.view
@@ -240,7 +240,7 @@ class Recovery:
                     if len(before.shards) != len(state.view.shards):
                         before = state.view
                 # the ledger has the right count: the own count may miss a commit
-                state.failures.in_vain = ledger.in_vain
+                state.failures.futile = ledger.futile
                 # a rank may die while sending: dense state or rows count from an agreement on
                 if agreed or transport.agree(True):
                     break
@@ -278,7 +278,7 @@ class Recovery:
             self._noticed,
             -1 if replay is None else replay.step,
             {} if replay is None else {rank: replay.told(state.transport.live)},
-            state.failures.in_vain,
+            state.failures.futile,
             {rank: why} if why else {},
             {rank: self._refusal} if self._refusal else {},
             {**self._mine, **self.faults},
@@ -298,10 +298,10 @@ class Recovery:
             raise error
         # a fault without places tells nothing against user code
         self.faults = {rank: fault for rank, fault in agreed.faults.items() if fault.places}
-        # a live rank with failed user code is judged later, at the commit, by `_see_off`
+        # a live rank with failed user code is judged later, at the commit, by `_expel_failed`
         if not self._raising and (problem := deadly(self.faults)):
             raise ScriptFailed(problem).on_all_ranks(self._state.transport.live[0])
-        self._state.failures.check(agreed.in_vain, agreed.why_in_words)
+        self._state.failures.check(agreed.futile, agreed.why_in_words)
 
     def _look_for_dead(self, held: View) -> None:
         """Note the knowledge of this rank on the ends of dead ranks.
@@ -336,7 +336,7 @@ class Recovery:
             kind = DataError if fault.of_data else ScriptFailed
             raise kind(f"{fault.error} ({reason})").on_all_ranks(speaker)
 
-    def _see_off(self, agreed: Ledger) -> None:
+    def _expel_failed(self, agreed: Ledger) -> None:
         """At the commit: make a live rank with failed user code leave, or end the run.
 
         Raises ScriptFailed on all ranks, or on the leaving rank alone; then PeerFailure on the
@@ -346,7 +346,7 @@ class Recovery:
         if not raising:
             return
         # a repeated error is the script's, not the rank's: a further try would cost a further rank
-        if reason := raised_before(self.faults, raising[0]) or self._cannot_leave(raising, agreed):
+        if reason := raised_before(self.faults, raising[0]) or self._why_needed(raising, agreed):
             self._end_if_raised(reason)
         state = self._state
         # without a `speaker`: the error of this rank only, and the survivors recover
@@ -356,7 +356,7 @@ class Recovery:
         state.transport.agree(True)
         raise AssertionError(f"rank {raising[0]} stays though it was to leave")
 
-    def _cannot_leave(self, leaving: Sequence[int], agreed: Ledger) -> str:
+    def _why_needed(self, leaving: Sequence[int], agreed: Ledger) -> str:
         """The reason against going on without the `leaving` ranks; "" for no reason."""
         state, protection = self._state, self._state.protection
         live = [rank for rank in state.transport.live if rank not in leaving]
@@ -452,7 +452,7 @@ class Recovery:
             # the state is partly loaded, and of no commit: the recovery must load everything
             self._state_lost = True
             self.recover()
-            self.began_with_one = True
+            self.resumed_by_recovery = True
 
     def _roll_back(self, why: Unrecoverable, began: float, told: bool = True) -> None:
         """Collective: load the newest checkpoint on the surviving ranks.

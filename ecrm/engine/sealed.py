@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ecrm.base.wording import named
 from ecrm.engine.engine import Engine
-from ecrm.engine.hooks import StepAborted, StopAgreed
+from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.errors import ScriptFailed
 from ecrm.transport.base import PeerFailure
 
@@ -43,15 +43,15 @@ def sealed(
     engine: Engine,
     where: str,
     work: Callable[[], Generator[Any, None, Result]],
-    went_back: Callable[[], None],
+    on_recovery: Callable[[], None],
 ) -> Generator[Any, None, Result]:
     """Collective: `meet`, commit, do `work` on every rank, and return this rank's result of `work`.
 
     Values yielded by `work` are passed on. `work` must not change rows, and begins without a
     missing row. After a failure all ranks begin again with `meet`, unless a survivor knows of the
-    seal after `work`. `went_back` is called after every failure without undone steps, and may raise
-    StepAborted. Raises StepAborted after undone steps, StopAgreed if a rank asks to stop, and the
-    errors of `meet`.
+    seal after `work`. `on_recovery` is called after every failure without undone steps, and may
+    raise StepAborted. Raises StepAborted after undone steps, StopRequested if a rank asks to stop,
+    and the errors of `meet`.
     """
     step = engine.step
     while True:
@@ -59,7 +59,7 @@ def sealed(
         seals = engine.state.seals
         try:
             meet(engine, where)
-            engine.heed_stop()
+            engine.check_stop()
             engine.commit()
             engine.rebuild_all()
             done.append((yield from work()))
@@ -68,8 +68,8 @@ def sealed(
         except StepAborted:
             if engine.step != step:
                 raise
-            went_back()
+            on_recovery()
             if engine.recovery.stopping:
-                raise StopAgreed from None
+                raise StopRequested from None
             if engine.state.seals > seals:
                 return done[0]

@@ -19,12 +19,12 @@ def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
     """Collective, nothing missing: {table: sha256 of the rows, then of the optimizer state}.
 
     Rank `to` gets the digests, the remaining ranks `None`. Raises PeerFailure as transport calls
-    do, StepAborted after a failure seen by `heed_stop`, and StopAgreed.
+    do, StepAborted after a failure seen by `check_stop`, and StopRequested.
     """
     digests: dict[str, str] = {}
     for space, row_space in enumerate(engine.state.spaces):
         for table, offset in zip(row_space.tables, row_space.offsets, strict=True):
-            engine.heed_stop()
+            engine.check_stop()
             digest = hashlib.sha256()
             for part in (Store.lookup, Store.lookup_state):
                 for first in range(offset, offset + table.rows, CHUNK_ROWS):

@@ -30,12 +30,12 @@ from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_toler
 from ecrm.launch.memory_needs import check_memory, check_room, in_words
 from ecrm.launch.mpirun_command import ELSEWHERE, mpirun_line, train_command
 from ecrm.launch.scalars import require_tensorboard
-from ecrm.launch.several_hosts import Elsewhere
+from ecrm.launch.several_hosts import RemoteHosts
 from ecrm.launch.supervise import Ending, supervise
 from ecrm.launch.watch import watch_of
 from ecrm.process.linux import memory_bytes
 from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
-from ecrm.run.plan import Start, kept_by, plan_start
+from ecrm.run.plan import Start, find_starting_point, kept_by
 from ecrm.run.reading import read_own
 from ecrm.run.run_lock import check_run_dir, is_empty, make_run_dir, remove_empty
 from ecrm.run.session_folders import last_summary, session_folders
@@ -59,7 +59,7 @@ def launch(
     kills: Sequence[str] = (),
     mpirun_args: Sequence[str] = (),
     dry_run: bool = False,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: RemoteHosts | None = None,
     resume: Path | None = None,
     init_from: Path | None = None,
 ) -> int:
@@ -90,7 +90,7 @@ def launch(
     start = (
         _start_of_script(config, parsed)
         if script
-        else plan_start(config, folder, found.resume, parsed, init_from)
+        else find_starting_point(config, folder, found.resume, parsed, init_from)
     )
     if run_dir is not None and resume != AUTO_RESUME:
         check_run_dir(run_dir)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ecrm.launch.hosts_file import Host
-from ecrm.process.neighbours import JOB, Noticeboard
+from ecrm.process.neighbours import JOB, PidNotes
 from ecrm.process.preflight import JOB_FOLDER
 
 GATHER = 0.25
@@ -35,7 +35,7 @@ def chosen(pairs: Collection[tuple[int, int]]) -> set[int]:
     return gone
 
 
-class Cuts:
+class CutDetector:
     """Knowledge and reports of one rank's client about pairs of hosts.
 
     Without a folder for the job no pairs are known.
@@ -46,7 +46,7 @@ class Cuts:
         rank: int,
         placed: Sequence[Host],
         keep_alive: float,
-        clients: Noticeboard,
+        clients: PidNotes,
         say: Callable[[str], None],
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,

@@ -30,10 +30,10 @@ from typing import Any, NoReturn, TypeVar
 
 from ecrm.errors import EcrmError, UsageError
 from ecrm.launch.hosts_file import Host, place, read_hosts
-from ecrm.launch.network_cuts import Cuts
+from ecrm.launch.network_cuts import CutDetector
 from ecrm.process import remote_agent
 from ecrm.process.linux import when_parent_ends
-from ecrm.process.neighbours import AwakeClock, Neighbours, Noticeboard
+from ecrm.process.neighbours import AwakeClock, Neighbours, PidNotes
 from ecrm.process.preflight import HOST, JOB_FOLDER
 from ecrm.process.remote_agent import PATIENCE, START_SECONDS, Link, Lost
 from ecrm.run.reading import launch_id, read_own
@@ -121,7 +121,7 @@ def handed_on(environ: Mapping[str, str], host: Host) -> dict[str, str]:
     }
 
 
-class Reach:
+class RemoteRank:
     """One rank on another host; `run` returns the rank's end, or raises Lost."""
 
     def __init__(
@@ -159,7 +159,7 @@ class Reach:
         for number in remote_agent.PASSED_ON:
             signal.signal(number, lambda *_: None)
 
-    def run(self, cuts: Cuts, between: Callable[[], None]) -> dict[str, Any]:
+    def run(self, cuts: CutDetector, between: Callable[[], None]) -> dict[str, Any]:
         """Start the rank; return how the rank ended, as told by its agent.
 
         Calls `between` now and then while the rank runs. The rank is killed if `cuts` tells of
@@ -313,22 +313,22 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             f"ecrm: error: {type(error).__name__} in the client of rank "
             f"{os.environ.get('PMIX_RANK')}: {error}"
         )
-    if not Beginning(args.begun).is_over(now=True):
+    if not StartMark(args.begun).is_over(now=True):
         _end_all(parent)
     _die()
 
 
 def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn:
     parent, host = os.getppid(), placed[rank]
-    clients = Noticeboard(who=CLIENTS)
+    clients = PidNotes(who=CLIENTS)
     clients.put(rank, os.getpid())
     others = Neighbours(
         PATIENCE["head"] * args.keep_alive, clock=AwakeClock(2 * _POLL_SECONDS), who=CLIENTS
     )
-    reach = Reach(
+    reach = RemoteRank(
         host, placed[:rank].count(host), args.head, args.keep_alive, args.starter, args.command
     )
-    begins, cuts = Beginning(args.begun), Cuts(rank, placed, args.keep_alive, clients, _say)
+    begins, cuts = StartMark(args.begun), CutDetector(rank, placed, args.keep_alive, clients, _say)
     try:
         end = reach.run(cuts, lambda: others.look() if begins.is_over() else None)
     except Lost as error:
@@ -348,7 +348,7 @@ def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn
     os._exit(end["exit"])
 
 
-class Beginning:
+class StartMark:
     """The time until all ranks have met, as shown by `file`; `None`: over at once.
 
     The file lies in a folder, perhaps slow, or gone: the file is looked for once a second until

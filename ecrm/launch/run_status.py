@@ -13,7 +13,7 @@ LOOK_BACK = 10
 
 
 @dataclass
-class Standing:
+class RunStatus:
     """Numbers to show of a run of `steps` steps; `take` brings the numbers up to date.
 
     The steps of a script are not known at first: 0 until the run has started. With an `open_end`

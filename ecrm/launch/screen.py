@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ecrm.base.wording import duration, measured, survives_in_words
-from ecrm.launch.run_status import Standing
+from ecrm.launch.run_status import RunStatus
 
 REDRAW_SECONDS = 0.5
 PROGRESS_LINE = re.compile(r"step +\d+(/| of at most )\d+ ")
@@ -35,7 +35,7 @@ NARROW = 64
 class Screen:
     """Shows a run of `ranks` ranks on a terminal, from `began` to `ended`."""
 
-    def __init__(self, console: Console, standing: Standing, ranks: int) -> None:
+    def __init__(self, console: Console, standing: RunStatus, ranks: int) -> None:
         self._console, self._standing, self._ranks = console, standing, ranks
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._began = self._drawn = time.monotonic()
@@ -113,14 +113,14 @@ class Screen:
         return Group(*lines)
 
 
-def screen_of(stream: TextIO, standing: Standing, ranks: int) -> Screen | None:
+def screen_of(stream: TextIO, standing: RunStatus, ranks: int) -> Screen | None:
     """A screen if `stream` is a terminal able to redraw, else `None`."""
     console = Console(file=stream)
     can_redraw = console.is_terminal and not console.is_dumb_terminal
     return Screen(console, standing, ranks) if can_redraw else None
 
 
-def _numbers(standing: Standing, wide: bool) -> str:
+def _numbers(standing: RunStatus, wide: bool) -> str:
     text = "".join(f"{name} {measured(value)}  " for name, value in standing.logged.items())
     if standing.samples_per_second is not None:
         text += f"{standing.samples_per_second:,.0f} {'samples/s' if wide else '/s'}"
@@ -132,7 +132,7 @@ def _numbers(standing: Standing, wide: bool) -> str:
     return text
 
 
-def _rebuilding(standing: Standing) -> str:
+def _rebuilding(standing: RunStatus) -> str:
     shards = sorted(standing.rebuilding)
     noun = "shards" if len(shards) > 1 else "shard"
     return f"rebuilding {noun} {', '.join(map(str, shards))}: {standing.rebuilt:.0%}"

@@ -24,7 +24,7 @@ TRIAL = "import ecrm, mpi4py, numpy"  # not torch: it takes seconds, and is wher
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteHosts:
     """The hosts of a run as given by the user.
 
     `file` is the hosts file, `starter` the command to reach a host, `interface` this machine's

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ecrm.launch.run_status import Standing
+from ecrm.launch.run_status import RunStatus
 from ecrm.launch.scalars import Scalars
 from ecrm.run.reading import Event, EventTail, read_own
 from ecrm.run.session_folders import last_summary, session_folder, session_folders
@@ -144,7 +144,7 @@ def watch_of(run_dir: Path, steps: int, ranks: int, tensorboard: bool = False) -
         return Watch(run_dir, followers_of)
     from ecrm.launch.screen import screen_of
 
-    standing = Standing(steps)
+    standing = RunStatus(steps)
     screen = screen_of(sys.stdout, standing, ranks)
     if screen is None:
         return Watch(run_dir, followers_of)

@@ -32,7 +32,7 @@ from ecrm.errors import Unrecoverable
 from ecrm.process.calls import Calls, Stuck
 from ecrm.process.fork_server import Born, Ends, Tether, join, send_order
 from ecrm.process.lifeline import Lifeline
-from ecrm.process.neighbours import AwakeClock, Neighbours, Standing
+from ecrm.process.neighbours import AwakeClock, Neighbours, StoppedTimer
 from ecrm.process.preflight import say_once
 from ecrm.process.remote_agent import GUARD_PATIENCE
 from ecrm.process.startup import NO_TORCH, THE_START, Startup, died
@@ -115,7 +115,7 @@ class Parent:
     """
 
     def __init__(self, pid: int, clock: AwakeClock) -> None:
-        self._pid, self._standing = pid, Standing(clock)
+        self._pid, self._standing = pid, StoppedTimer(clock)
         self._patience = float(os.environ.get(GUARD_PATIENCE, "inf"))
         self.poll_seconds = self._patience / 10
 
@@ -233,7 +233,7 @@ def _watch(
 ) -> NoReturn:
     killed_at: float | None = None
     number_of_rank = 0 if startup is None else startup.rank
-    neighbours, standing = Neighbours(hang_seconds, clock=clock), Standing(clock)
+    neighbours, standing = Neighbours(hang_seconds, clock=clock), StoppedTimer(clock)
     signals, wake = _signals_as_bytes()
     dying = False
     said, asked = b"", False  # asked: to stop, a reason for ranks to end

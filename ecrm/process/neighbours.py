@@ -36,7 +36,7 @@ class Note:
     rank: int = 0
 
 
-class Noticeboard:
+class PidNotes:
     """The notes of a job's guards on this host, or of the processes named by `who`.
 
     Without a folder for the job there are no notes.
@@ -105,7 +105,7 @@ class AwakeClock:
         return self._passed
 
 
-class Standing:
+class StoppedTimer:
     """Times for which processes have been stopped, as seen in occasional looks."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -142,9 +142,9 @@ class Neighbours:
     ) -> None:
         self._hang_seconds, self._kill = hang_seconds, kill
         self._rank = int(environ.get(RANK, 0))
-        self._noticeboard = Noticeboard(environ, who)
+        self._noticeboard = PidNotes(environ, who)
         self._notes: dict[int, Note] = {}
-        self._standing = Standing(clock)
+        self._standing = StoppedTimer(clock)
 
     def look(self) -> None:
         """Look at the neighbours, and kill neighbours stopped for too long.

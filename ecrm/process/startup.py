@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ecrm.base.console import AGAIN, PATIENCE_SECONDS, so_far
-from ecrm.process.neighbours import JOB, RANK, Noticeboard
+from ecrm.process.neighbours import JOB, RANK, PidNotes
 from ecrm.process.preflight import SIZE
 
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
@@ -51,7 +51,7 @@ class Startup:
         )
         self._since: dict[int, tuple[str, float]] = {}
         self._processes: dict[int, int] = {}
-        self._noticeboard = Noticeboard(environ)
+        self._noticeboard = PidNotes(environ)
         self._noticeboard.put(self.rank, os.getpid())
         self._has_torch = False
         self._of_all = "" if environ.get(SIZE) == environ.get(LOCAL_SIZE) else " of this host"

@@ -17,7 +17,7 @@ from ecrm.run.run_folder import RunFolder
 def agree_on_stop(
     engine: Engine, mine: signal.Signals | None, folder: RunFolder
 ) -> signal.Signals | None:
-    """Collective, after StopAgreed: return a signal received by some rank, the same on all ranks.
+    """Collective, after StopRequested: return one received signal, the same on all ranks.
 
     `None` if no rank has received a signal, or if the reporter leaves: a reporter unable to write
     while other ranks can write dies here, to let another rank take over. Raises EcrmError on every

@@ -20,7 +20,7 @@ from ecrm.kernels import native
 from ecrm.process.device import gpu_memory
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.run.build_rank import Rank
-from ecrm.run.claim import ClaimedRun
+from ecrm.run.claim import RunContext
 from ecrm.run.connect import Cluster
 from ecrm.run.run_folder import RunFolder
 
@@ -28,7 +28,7 @@ MB = 1e6
 
 
 def start_fields(
-    run: ClaimedRun, cluster: Cluster, rank: Rank, own: dict[str, Any]
+    run: RunContext, cluster: Cluster, rank: Rank, own: dict[str, Any]
 ) -> dict[str, Any]:
     """Fields of both the event `start` and the summary; `set_up_seconds` end here.
 
@@ -137,7 +137,7 @@ def _scrubbed(scrub: dict[str, int]) -> str:
 
 
 def tell_end(
-    run: ClaimedRun, rank: Rank, summary: dict[str, Any] | None, unkept: str, pace: str
+    run: RunContext, rank: Rank, summary: dict[str, Any] | None, unkept: str, pace: str
 ) -> None:
     """Report a finished run. Raises NotKept, on every rank, with the reason if a model is `unkept`.
 
@@ -156,7 +156,7 @@ def tell_end(
         say_kept(run)
 
 
-def say_kept(run: ClaimedRun) -> None:
+def say_kept(run: RunContext) -> None:
     """Print the place of the model, and the command to export the model as one file."""
     run_dir, own = run.folder.path, run.durable.own
     if run_dir is None or own is None:

@@ -14,7 +14,7 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.process.ready import ReadyMemory, ready_spares
 from ecrm.process.stop_signals import StopSignals
-from ecrm.run.claim import ClaimedRun
+from ecrm.run.claim import RunContext
 from ecrm.run.collective_check import collective_check
 from ecrm.run.connect import Cluster
 from ecrm.run.finite import REMEDY, FiniteWatch
@@ -61,7 +61,7 @@ MakeEngine = Callable[[Transport, Hooks, Allocate], Engine]
 
 def build_rank(
     transport: Transport,
-    run: ClaimedRun,
+    run: RunContext,
     cluster: Cluster,
     stop: StopSignals,
     waiting: Callable[[str], None],
@@ -122,7 +122,7 @@ def _warm_up(transport: Transport, config: Config, engine: Engine, features: int
     warm_up_kernels(transport, config, engine.state.spaces, features, say_on_first)
 
 
-def _reporter(run: ClaimedRun, cluster: Cluster, remedy: str) -> Reporter:
+def _reporter(run: RunContext, cluster: Cluster, remedy: str) -> Reporter:
     return Reporter(
         run.folder,
         cluster.processes,
@@ -162,7 +162,7 @@ def _hooks(
 
 
 def _load_tables(
-    transport: Transport, run: ClaimedRun, engine: Engine, waiting: Callable[[str], None]
+    transport: Transport, run: RunContext, engine: Engine, waiting: Callable[[str], None]
 ) -> None:
     """Collective: load the tables at the start, from a checkpoint or from mapped files."""
     if transport.rank == transport.live[0]:

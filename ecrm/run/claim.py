@@ -17,7 +17,7 @@ from ecrm.process.preflight import host_name
 from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
 from ecrm.run.collective_check import collective_check, on_one_rank, own_folder
 from ecrm.run.durable_state import DurableState, durable_state
-from ecrm.run.plan import Start, plan_start
+from ecrm.run.plan import Start, find_starting_point
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import RunLock, check_run_dir
 from ecrm.transport.base import Transport
@@ -40,7 +40,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class ClaimedRun:
+class RunContext:
     """A run in its folder, and its starting point: the same on all ranks.
 
     `resume` is the folder to go on from, `None` for a run beginning at step 0. `ended_before` says
@@ -67,7 +67,7 @@ class ClaimedRun:
 
 def claim_run(
     transport: Transport, job: Job, trained: Trained, waiting: Callable[[str], None]
-) -> ClaimedRun | None:
+) -> RunContext | None:
     """Collective: take the run folder and settle the start; `None` if the run is complete already.
 
     Raises UsageError, DataError and Unrecoverable, each on every rank.
@@ -81,13 +81,13 @@ def claim_run(
             return None
     start = collective_check(
         transport,
-        lambda: plan_start(config, job.run_dir, resume, job.kills, job.init_from, trained),
+        lambda: find_starting_point(config, job.run_dir, resume, job.kills, job.init_from, trained),
     )
     mapped = None
     if start.mapped is not None:
         _make_mapped_folder(transport, job, start.mapped, start.identity)
         mapped = hold(start.mapped)
-    return ClaimedRun(
+    return RunContext(
         config,
         trained,
         job.kills,

@@ -35,7 +35,7 @@ def share_at_start(
             live = transport.live
             transport.shrink()
             log.shrunk(died=transport.live != live)
-            log.check(log.in_vain, str(failure))
+            log.check(log.futile, str(failure))
 
 
 def share_json(transport: Transport, mine: Any) -> dict[int, Any]:

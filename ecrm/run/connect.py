@@ -14,7 +14,7 @@ from ecrm.process.cores import AUTO, POLL, Cores
 from ecrm.process.preflight import host_name
 from ecrm.protection.base import Protection
 from ecrm.protection.registry import make_protection
-from ecrm.run.claim import ClaimedRun
+from ecrm.run.claim import RunContext
 from ecrm.run.collective_check import collective_check, introduce, share_json
 from ecrm.run.plan import view_over
 from ecrm.transport.base import Transport
@@ -39,7 +39,7 @@ class Cluster:
     rows_on_gpu: bool
 
 
-def connect(transport: Transport, run: ClaimedRun, gone: Sequence[int] = ()) -> Cluster:
+def connect(transport: Transport, run: RunContext, gone: Sequence[int] = ()) -> Cluster:
     """Collective: let the ranks share memory and cores, and deal out the roles.
 
     Ranks `gone` before get no role: other ranks have their roles from the start. Raises UsageError

@@ -15,7 +15,7 @@ from ecrm.base.console import say
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.config.schema import Config
 from ecrm.engine.engine import Engine
-from ecrm.engine.hooks import StopAgreed
+from ecrm.engine.hooks import StopRequested
 from ecrm.engine.memory_count import Memory
 from ecrm.engine.table_digest import table_digests
 from ecrm.errors import ParityMismatch
@@ -47,7 +47,7 @@ class Record:
     profile: Profile | None = None
 
 
-class LastWords(Protocol):
+class SummaryFields(Protocol):
     """The facts of a training for the end of its run, on the reporter."""
 
     def digested(self) -> Sequence[Tensor]:
@@ -74,7 +74,7 @@ class Ending:
         record: Record,
         checkpoints: Checkpoints | None,
         progress: StepProgress,
-        words: LastWords,
+        words: SummaryFields,
     ) -> None:
         self._engine, self._config, self._steps = engine, config, steps
         self._record, self._folder = record, record.folder
@@ -94,7 +94,7 @@ class Ending:
         if self._training_seconds is None:
             self._training_seconds = time.monotonic() - self._began
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         """Go on after StepAborted: training may go on."""
         if self._engine.step < self._steps and not self._engine.over:
             self._training_seconds = None  # rolled back from the end
@@ -105,7 +105,7 @@ class Ending:
         Shards being rebuilt are rebuilt first. The reporter drafts summary.json; once all ranks
         have agreed, the first rank to get there renames the draft. With wrong parity the name is
         rejected.json, and every rank raises ParityMismatch. Returns the summary on the reporter,
-        `None` elsewhere. Raises StepAborted after a failure, StopAgreed if a rank asks to stop.
+        `None` elsewhere. Raises StepAborted after a failure, StopRequested if a rank asks to stop.
         """
         engine = self._engine
         engine.commit()
@@ -157,12 +157,12 @@ class Ending:
             say(stopped_in_words(stopped, self._folder.path))
 
     def _agree_that_it_is_written(self) -> None:
-        """Collective: raise StopAgreed on every rank unless the reporter could write its draft."""
+        """Collective: raise StopRequested everywhere unless the reporter could write its draft."""
         engine = self._engine
         if not engine.state.transport.agree(
             self._folder.trouble is None or engine.rank != engine.view.reporter
         ):
-            raise StopAgreed
+            raise StopRequested
 
     def _show_profile(self, profile: Profile) -> None:
         """Collective: the reporter prints the profile's table, and writes trace.json."""

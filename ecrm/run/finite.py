@@ -37,7 +37,7 @@ class FiniteWatch:
         self._quiet_until, self._remedy = 0, remedy
         self._skipped: list[int] = []  # ascending; a step done again is skipped again
 
-    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
+    def troubles_to_report(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
         """The part of this rank's `troubles` in a step to report to every rank.
 
         No trouble is reported twice in a window.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ecrm.base.console import say
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.run.build_rank import Rank
-from ecrm.run.claim import ClaimedRun
+from ecrm.run.claim import RunContext
 from ecrm.run.collective_check import on_one_rank
 
 
-def checkpoints_of(run: ClaimedRun, rank: Rank) -> Checkpoints | None:
+def checkpoints_of(run: RunContext, rank: Rank) -> Checkpoints | None:
     """The writer of a run's checkpoints, `None` for a run without checkpoints."""
     config, own, loaded = run.config, run.durable.own, run.durable.loaded
     if own is None or not (config.checkpoints or config.checkpoint.at_end):
@@ -27,7 +27,7 @@ def checkpoints_of(run: ClaimedRun, rank: Rank) -> Checkpoints | None:
     )
 
 
-def inherit_best(run: ClaimedRun, rank: Rank) -> None:
+def inherit_best(run: RunContext, rank: Rank) -> None:
     """Collective: point `best` at the best checkpoint of the run from which this run goes on.
 
     A best model of other data is left behind.

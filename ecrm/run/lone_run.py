@@ -136,7 +136,7 @@ class LoneRun:
     def between_steps(self) -> None:
         """Do nothing: no work is due."""
 
-    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
+    def troubles_to_report(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
         """Return all troubles: the first trouble ends the run."""
         return troubles
 
@@ -154,7 +154,7 @@ class LoneRun:
     def keep(self) -> None:
         """Do nothing: the last step is committed, as all steps are."""
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         raise AssertionError("no failure undoes a step of a lone rank")
 
     def stop(self) -> None:

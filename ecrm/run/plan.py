@@ -155,7 +155,7 @@ class Start:
         return began
 
 
-def plan_start(
+def find_starting_point(
     config: Config,
     run_dir: Path | None,
     resume: Path | None,
@@ -230,7 +230,7 @@ def kept_by(resume: Path | None) -> dict[str, Any]:
             else locate(resume)[0][0].manifest.identity
         )
     except EcrmError:
-        return {}  # plan_start says so
+        return {}  # find_starting_point says so
     return {key: said[key] for key in KEPT if key in said}
 
 

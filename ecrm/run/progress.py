@@ -68,7 +68,7 @@ class StepProgress(ABC):
         """Begin with the engine's next step: not 0 in a run continued from a checkpoint."""
         self._reported = engine.step
 
-    def went_back(self, engine: Engine) -> None:
+    def on_recovery(self, engine: Engine) -> None:
         """Prepare to report undone steps again, after being finished once more.
 
         Also report the last step, if this rank has only now learned of the step's end.

@@ -8,7 +8,7 @@ from typing import Any
 
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.engine.engine import Engine
-from ecrm.engine.hooks import StopAgreed
+from ecrm.engine.hooks import StopRequested
 from ecrm.run.agreed_stop import agree_on_stop
 from ecrm.run.ending import Ending, Record
 from ecrm.run.finite import FiniteWatch
@@ -23,7 +23,7 @@ class RankRun:
     """The work of all live ranks together before, between and after the steps of a run.
 
     Every live rank calls the same methods in the same order. After StepAborted from a method, or
-    from the engine, `went_back` comes first.
+    from the engine, `on_recovery` comes first.
 
     - `asked()`: the signal asking this rank to stop, `None` before.
     - `told(summary, unkept)`: called once the run is over. `summary` is the summary on the
@@ -60,9 +60,9 @@ class RankRun:
         if self._checkpoints is not None:
             self._checkpoints.between_steps()
 
-    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
+    def troubles_to_report(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
         """The part of `troubles`, found by slots in a step, to report to every rank."""
-        return self._watch.worth_saying(step, troubles)
+        return self._watch.troubles_to_report(step, troubles)
 
     def restart_clock(self) -> None:
         """Exclude the time since the last step, spent on an evaluation, from the times of steps."""
@@ -77,12 +77,12 @@ class RankRun:
         if self.engine.step == self._steps or self.engine.over:
             self._ending.trained()
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         """Take note of a finished recovery: steps may have been undone."""
-        self._progress.went_back(self.engine)
+        self._progress.on_recovery(self.engine)
         if self._checkpoints is not None:
-            self._checkpoints.went_back()
-        self._ending.went_back()
+            self._checkpoints.on_recovery()
+        self._ending.on_recovery()
 
     def keep_best(self) -> None:
         """Collective, at a commit: write a checkpoint of this step, as `best`."""
@@ -102,13 +102,13 @@ class RankRun:
     def finish(self) -> None:
         """Collective, after the last step: verify and keep the model, write the summary.
 
-        Raises StepAborted after a failure, StopAgreed if a rank asks to stop, ParityMismatch on
+        Raises StepAborted after a failure, StopRequested if a rank asks to stop, ParityMismatch on
         every rank, and all errors of `told`.
         """
         self._told(self._ending.finish(), self._ending.unkept)
 
     def stop(self) -> None:
-        """Collective, at a commit, after StopAgreed: end the run, because a rank has asked to stop.
+        """Collective, at a commit, after StopRequested: end the run, for a rank has asked to stop.
 
         Raises RunStopped once the run is over, and all errors of `told`. Returns if no signal was
         the reason: a rank unable to write has left. Raises StepAborted after a failure.
@@ -120,7 +120,7 @@ class RankRun:
             try:
                 self._ending.stop(number)
                 break
-            except StopAgreed:  # stopped.json or the checkpoint may not fit on the disk
+            except StopRequested:  # stopped.json or the checkpoint may not fit on the disk
                 continue
         self._told(None, self._ending.unkept)
         raise RunStopped(0)

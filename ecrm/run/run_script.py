@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ecrm.config.script import Script
-from ecrm.engine.hooks import StepAborted, StopAgreed
+from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.engine.slot_faults import OF_SLOTS, Place
 from ecrm.errors import DataError, EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageError
 from ecrm.model.determinism import prepare_torch, seed_slot
@@ -32,10 +32,10 @@ from ecrm.run.check_inputs import check_inputs
 from ecrm.run.check_start import check_kernels
 from ecrm.run.claim import Job
 from ecrm.run.collective_check import collective_check
-from ecrm.run.own_frames import own_line, own_traceback
 from ecrm.run.rank_run import RunStopped
 from ecrm.run.run_rank import run_rank
 from ecrm.run.this_rank import WITHOUT_GROUPS, ThisRank, be
+from ecrm.run.user_frames import own_line, own_traceback
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
             _run_as_main(path)
     except RunStopped:
         raise
-    except (StepAborted, StopAgreed):  # after the loop: the end of the run handles the error
+    except (StepAborted, StopRequested):  # after the loop: the end of the run handles the error
         assert rank.part is not None
         return None
     except SystemExit as error:

@@ -18,7 +18,7 @@ from ecrm.base.wording import counted, measured
 from ecrm.config.schema import Config
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
-from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
+from ecrm.engine.hooks import Hooks, StepAborted, StopRequested
 from ecrm.engine.sealed import meet
 from ecrm.engine.slot_faults import AFTER, UNJUDGED, Place
 from ecrm.errors import EcrmError, Unrecoverable, UsageError
@@ -31,7 +31,7 @@ from ecrm.process.preflight import host_name
 from ecrm.run.announce import start_fields, start_in_words, tell_end
 from ecrm.run.build_rank import Rank, build_rank
 from ecrm.run.check_start import check_alike, check_started
-from ecrm.run.claim import ClaimedRun, Job, claim_run
+from ecrm.run.claim import Job, RunContext, claim_run
 from ecrm.run.collective_check import collective_check, share_at_start, share_json
 from ecrm.run.connect import Cluster, connect
 from ecrm.run.consistency import Alike, given_of
@@ -84,12 +84,12 @@ def start_run(wanted: Wanted) -> Started:
     rank = this_rank()
     transport = rank.transport
     _check_no_group()
-    in_vain = rank.met and rank.part is None
+    futile = rank.met and rank.part is None
     if rank.part is not None:
         _end_before(rank)
         free_memory()
     rank.met = True
-    collective_check(transport, lambda: _check_begun(in_vain))
+    collective_check(transport, lambda: _check_begun(futile))
     job, follows = rank.job_of(rank.number), rank.script.follows_config
     gone = () if rank.number == 1 else _gone(transport, job.config)
 
@@ -213,9 +213,9 @@ def _gone(transport: Transport, config: Config) -> tuple[int, ...]:
     return tuple(rank for rank in range(config.world_size) if rank not in transport.live)
 
 
-def _check_begun(in_vain: bool) -> None:
-    """Raise UsageError if an earlier session of the script could not begin, `in_vain`."""
-    if in_vain:
+def _check_begun(futile: bool) -> None:
+    """Raise UsageError if an earlier session of the script could not begin, `futile`."""
+    if futile:
         raise UsageError(
             "a session before could not begin, and no other can in this run",
             otherwise="mend that, and start the run again",
@@ -233,11 +233,11 @@ def _check_no_group() -> None:
 
 def _rank_run(
     this: ThisRank,
-    run: ClaimedRun,
+    run: RunContext,
     rank: Rank,
     fields: dict[str, Any],
     wanted: Wanted,
-) -> tuple[RankRun, LastWords]:
+) -> tuple[RankRun, SummaryFields]:
     """This rank's part in the run, and the facts of the end."""
     engine, steps = rank.engine, run.start.steps
     every = run.config.train.log_every_steps
@@ -249,7 +249,7 @@ def _rank_run(
     if wanted.keeps_best:
         inherit_best(run, rank)
     record = Record(run.folder, fields, rank.meters.traffic, rank.meters.profile)
-    words = LastWords(engine, steps, wanted.samples, flat=this.script.follows_config)
+    words = SummaryFields(engine, steps, wanted.samples, flat=this.script.follows_config)
     ending = Ending(engine, run.config, steps, record, checkpoints, progress, words)
     progress.restart_clock()
 
@@ -419,7 +419,7 @@ def _engine(
     transport: Transport,
     hooks: Hooks,
     allocate: Allocate,
-    run: ClaimedRun,
+    run: RunContext,
     cluster: Cluster,
     wanted: Wanted,
     whereabouts: Whereabouts,
@@ -446,7 +446,7 @@ def _engine(
 
 
 def _tell_start(
-    run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str, Any], wanted: Wanted
+    run: RunContext, cluster: Cluster, rank: Rank, fields: dict[str, Any], wanted: Wanted
 ) -> None:
     """Report the start of the run."""
     steps = f"{'at most ' if wanted.open_end else ''}{counted(run.start.steps, 'step')}"
@@ -468,7 +468,7 @@ class ScriptPart:
         folder: RunFolder,
         standstill: Standstill,
         doing: Callable[[Place | str], None],
-        words: LastWords,
+        words: SummaryFields,
         make_dense: Callable[[], DenseReplica],
     ) -> None:
         self._run, self._folder, self._standstill, self._doing = run, folder, standstill, doing
@@ -526,16 +526,16 @@ class ScriptPart:
                     asked = False
                     self._run.stop()
                 meet(self.engine, "the end of the script")
-                self.engine.heed_stop()
+                self.engine.check_stop()
                 self._run.finish()
                 return 0 if self._folder.is_complete else 1
-            except StopAgreed:
+            except StopRequested:
                 asked = True
             except StepAborted:
-                self._run.went_back()
+                self._run.on_recovery()
 
 
-class LastWords:
+class SummaryFields:
     """The facts reported at the end of a session's run.
 
     `samples` is the number of samples in a step, 0 if unknown. `flat`: the dense part is digested

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ecrm.engine.computed import Computed
 from ecrm.engine.engine import Engine
-from ecrm.engine.hooks import StepAborted, StopAgreed
+from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.engine.step_input import StepInput
 
 Batch = TypeVar("Batch")
@@ -70,7 +70,7 @@ class Batches(Protocol[Batch]):
     def rows(self, batch: Batch, /) -> Sequence[Tensor]:
         """The unique rows used by a batch, by row space, int64 [U]."""
 
-    def went_back(self) -> bool:
+    def on_recovery(self) -> bool:
         """Take note of a finished recovery; return whether batches given earlier are still good."""
 
 
@@ -83,10 +83,10 @@ class Due(Protocol):
     def do(self) -> bool:
         """Collective: do the work now. Return whether training ends, the same on all ranks.
 
-        Raises StepAborted after a failure, StopAgreed if a rank asks to stop.
+        Raises StepAborted after a failure, StopRequested if a rank asks to stop.
         """
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         """Take note of a finished recovery: steps may have been undone."""
 
 
@@ -99,14 +99,14 @@ class Rehearsal(Protocol[Batch]):
     def run(self) -> Iterator[list[SlotStep[Batch]]]:
         """Collective: yield slots to compute on this rank. Raises StepAborted after a failure."""
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         """Take note of a finished recovery: a step is rehearsed again."""
 
 
 class Run(Protocol):
     """One rank's part in a run. Every live rank calls the same methods in the same order.
 
-    All but `engine` may raise StepAborted after a failure, and StopAgreed.
+    All but `engine` may raise StepAborted after a failure, and StopRequested.
     """
 
     @property
@@ -116,7 +116,7 @@ class Run(Protocol):
     def between_steps(self) -> None:
         """Collective, before a step: do the work due, such as a checkpoint."""
 
-    def worth_saying(self, step: int, troubles: dict[int, str], /) -> dict[int, str]:
+    def troubles_to_report(self, step: int, troubles: dict[int, str], /) -> dict[int, str]:
         """The part of `troubles`, found by slots in a step, to report to every rank."""
 
     def restart_clock(self) -> None:
@@ -131,7 +131,7 @@ class Run(Protocol):
     def keep(self) -> None:
         """Collective, after the last step: make sure no later failure undoes a step."""
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         """Take note of a finished recovery: steps may have been undone."""
 
     def stop(self) -> None:
@@ -182,27 +182,27 @@ class StepLoop(Generic[Batch]):
         Raises Unrecoverable on every rank when too much is lost, and all errors raised by the run.
         """
         # if `resume` met a failure: ranks past `resume` by then have a recovery of this loop
-        recovered = self._engine.recovery.began_with_one
+        recovered = self._engine.recovery.resumed_by_recovery
         while True:
             try:
                 heard, recovered = recovered, False
                 yield from self._to_the_end(heard)
                 return
-            except StopAgreed:
+            except StopRequested:
                 recovered = self._stop()
             except StepAborted:
                 recovered = True
-            self.went_back()
+            self.on_recovery()
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         """Reset after every recovery: steps may have been undone, and notes have become known."""
-        if not self._batches.went_back():
+        if not self._batches.on_recovery():
             self._kept.clear()
-        self._due.went_back()
+        self._due.on_recovery()
         if self._rehearsal is not None:
-            self._rehearsal.went_back()
+            self._rehearsal.on_recovery()
         self._heard()
-        self._run.went_back()
+        self._run.on_recovery()
 
     def _to_the_end(self, heard: bool) -> Iterator[list[SlotStep[Batch]]]:
         """Train to the end of the steps.
@@ -211,9 +211,9 @@ class StepLoop(Generic[Batch]):
         """
         engine = self._engine
         if not heard:
-            engine.heed_stop()
+            engine.check_stop()
         elif engine.recovery.stopping:
-            raise StopAgreed
+            raise StopRequested
         while engine.step < self._steps and not engine.over:
             self._run.between_steps()
             if self._due.is_due(engine.step):
@@ -226,7 +226,7 @@ class StepLoop(Generic[Batch]):
             self._heard()
             self._run.step_finished()
             if engine.recovery.stopping:
-                raise StopAgreed
+                raise StopRequested
         else:
             if self._due.is_due(engine.step):
                 self._due.do()
@@ -254,7 +254,7 @@ class StepLoop(Generic[Batch]):
                 soon = self._rows(step + 2)
         troubles = {slot: result.trouble for slot, result in results.items() if result.trouble}
         if troubles and not self._skips:
-            troubles = self._run.worth_saying(step, troubles)
+            troubles = self._run.troubles_to_report(step, troubles)
         over = [slot for slot, result in results.items() if result.over]
         if any(result.stops for result in results.values()):
             over = list(range(len(engine.view.slots)))

@@ -59,7 +59,7 @@ class Evaluation:
     """An evaluation on a rank: yields batches, gathers tensors, returns the tensors of all ranks.
 
     `rows_of(batch)` are the rows used by a batch. `source` gives the rows of the current batch to
-    the model's collections. `replica` is the dense part. `went_back` is called after a failure,
+    the model's collections. `replica` is the dense part. `on_recovery` is called after a failure,
     and `doing(place)` before the user's code. `session` is the number of the session in the script.
     """
 
@@ -70,14 +70,14 @@ class Evaluation:
         seed: int,
         rows_of: Callable[[Any], BatchRows],
         source: RowSource,
-        went_back: Callable[[], None],
+        on_recovery: Callable[[], None],
         doing: Doing,
         session: int,
     ) -> None:
         self._engine, self._replica, self._doing = engine, replica, doing
         self._session = session
         self._seed, self._rows_of, self._source = seed, rows_of, source
-        self._went_back = went_back
+        self._went_back = on_recovery
         self._parts: dict[str, Tensor] = {}
         self._number = -1
 
@@ -124,7 +124,7 @@ class Evaluation:
         self._parts = {}
         self._check_count(count)
         for at in range(-(-count // slots)):
-            engine.heed_stop()
+            engine.check_stop()
             engine.enter("evaluate")
             there = feed.slots_in(at)
             mine = {

@@ -15,7 +15,7 @@ from ecrm.session.workers import Worker, WorkerLost
 STEPS_AHEAD = 2
 """Number of steps for which workers make batches ahead; at least two batches a worker."""
 
-Place = tuple[int, int]
+StepSlot = tuple[int, int]
 """A step and a slot."""
 
 
@@ -74,7 +74,7 @@ class AskedWorker:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.asked: deque[tuple[Place, int]] = deque()
+        self.asked: deque[tuple[StepSlot, int]] = deque()
 
 
 class Feed:
@@ -90,8 +90,8 @@ class Feed:
         self._source, self._steps, self._start = source, steps, start
         self._workers: list[AskedWorker] | None = None
         self._round = 0  # answers to tasks of earlier rounds are dropped
-        self._wanted: dict[Place, AskedWorker] = {}
-        self._came: dict[Place, Drawn | Exception] = {}
+        self._wanted: dict[StepSlot, AskedWorker] = {}
+        self._came: dict[StepSlot, Drawn | Exception] = {}
         self._next: dict[int, int] = {}  # by slot, the next step of the stream
 
     @property
@@ -126,7 +126,7 @@ class Feed:
         """The batch of a peer rank's slot, made in this process."""
         return draw_in_one_thread(self._source, step, slot, before)
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         """After a recovery, forget batches of streams: `draw` gets the states for a restart."""
         if self.streams:
             self._round += 1
@@ -144,7 +144,7 @@ class Feed:
         self._wanted = {place: by for place, by in self._wanted.items() if place[0] >= step - 1}
         self._came = {place: drawn for place, drawn in self._came.items() if place[0] >= step - 1}
 
-    def _ask(self, place: Place, before: bytes | None) -> None:
+    def _ask(self, place: StepSlot, before: bytes | None) -> None:
         if place in self._wanted:
             return
         step, slot = place
@@ -157,7 +157,7 @@ class Feed:
         chosen.asked.append((place, self._round))
         self._wanted[place], self._next[slot] = chosen, step + 1
 
-    def _take(self, place: Place) -> Drawn:
+    def _take(self, place: StepSlot) -> Drawn:
         chosen = self._wanted[place]
         while place not in self._came:
             came, asked_in = chosen.asked.popleft()
@@ -176,7 +176,7 @@ class Feed:
         return drawn
 
 
-def _following(step: int, slot: int, mine: Sequence[int], steps: int) -> Iterator[Place]:
+def _following(step: int, slot: int, mine: Sequence[int], steps: int) -> Iterator[StepSlot]:
     """The places of the slots `mine` after (step, slot), up to the last step."""
     for later in mine:
         if later > slot:

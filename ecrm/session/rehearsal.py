@@ -31,7 +31,7 @@ class SlotsElsewhere:
     def is_due(self, step: int) -> bool:
         return self._done < step < self._until and len(self._engine.view.dense) > 1
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         self._done, self._found = -1, {}
 
     def run(self) -> Iterator[list[SlotStep[SessionBatch]]]:

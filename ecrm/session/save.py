@@ -34,7 +34,7 @@ def format_of(path: Path) -> str:
 
 
 def undisturbed(
-    engine: Engine, where: str, work: Callable[[], Result], went_back: Callable[[], None]
+    engine: Engine, where: str, work: Callable[[], Result], on_recovery: Callable[[], None]
 ) -> Generator[Any, None, Result]:
     """Collective: the result of `work`, even if ranks die meanwhile; yields nothing.
 
@@ -47,7 +47,7 @@ def undisturbed(
         yield from ()
         return done
 
-    return (yield from sealed(engine, where, recovering, went_back))
+    return (yield from sealed(engine, where, recovering, on_recovery))
 
 
 def state_dict(

@@ -446,7 +446,7 @@ class Session:
             self._seed,
             self._rows_of,
             self._tables.source,
-            loop.went_back,
+            loop.on_recovery,
             started.doing,
             started.number,
         )
@@ -581,7 +581,7 @@ class Session:
         """Collective, between steps: the result of `work`, even if ranks die meanwhile."""
         loop, started = self._running(what)
         engine, where = started.run.engine, f"session.{what}"
-        going = loop.stoppable(lambda: undisturbed(engine, where, work, loop.went_back))
+        going = loop.stoppable(lambda: undisturbed(engine, where, work, loop.on_recovery))
         while True:
             try:
                 next(going)

@@ -29,8 +29,8 @@ from ecrm.model.unseen_state import (
     used_by,
 )
 from ecrm.run.finite import NO_SCALE
-from ecrm.run.own_frames import whole_numbers
 from ecrm.run.step_loop import SlotResult, SlotStep
+from ecrm.run.user_frames import whole_numbers
 from ecrm.session.batch_digest import batch_digest
 from ecrm.session.body_watch import BodyWatch, Modes
 from ecrm.session.determinism_check import check_same
@@ -100,12 +100,12 @@ class SessionBatches:
         """The unique rows used by a batch, by row space, int64 [U]."""
         return batch.rows.rows
 
-    def went_back(self) -> bool:
+    def on_recovery(self) -> bool:
         """After a recovery, continue streams from the states of the next step.
 
         Returns whether earlier batches are still good.
         """
-        self._feed.went_back()
+        self._feed.on_recovery()
         if self._feed.streams:
             self._ahead.clear()
             self._after.clear()

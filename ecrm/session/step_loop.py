@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ecrm.base.console import say
 from ecrm.engine.engine import Engine
-from ecrm.engine.hooks import StepAborted, StopAgreed
+from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.engine.sealed import meet, sealed
 from ecrm.engine.slot_faults import AFTER, EVERY, ON_COMMIT, Place
 from ecrm.errors import UsageError
@@ -249,7 +249,7 @@ class WorkBetweenSteps:
         place = Place(engine.step, engine.view.epoch, EVERY)
         self._doing(place if self.allowed else "")
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         """After a recovery: forget the calls of functions in undone steps."""
         self._done_at = [min(done, self._engine.step) for done in self._done_at]
 
@@ -424,21 +424,21 @@ class SessionLoop:
             say(f"each slot of steps {first} to {last} was computed twice, to the same bits")
         return False
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         """After every recovery unseen by the loop, for example in an evaluation.
 
         Raises StepAborted in a due function: the loop then begins with the function.
         """
         if self._between.allowed:
             raise StepAborted
-        self._loop.went_back()
+        self._loop.on_recovery()
 
     def _keep(self) -> None:
         def keep() -> Generator[Any, None, None]:
             self._run.keep()
             yield from ()
 
-        for _ in sealed(self._engine, "the end of training", keep, self.went_back):
+        for _ in sealed(self._engine, "the end of training", keep, self.on_recovery):
             pass
 
     def stoppable(
@@ -461,7 +461,7 @@ class SessionLoop:
                 if self._over:
                     self._doing(Place(step, 0, AFTER))
                 return done
-            except StopAgreed:
+            except StopRequested:
                 self._stop()
             except StepAborted:
                 if self._over:
@@ -473,4 +473,4 @@ class SessionLoop:
         try:
             self._run.stop()
         except StepAborted:
-            self.went_back()
+            self.on_recovery()

@@ -23,7 +23,7 @@ import torch
 
 from ecrm.errors import EcrmError, UsageError
 from ecrm.process.linux import when_parent_ends
-from ecrm.run.own_frames import own_traceback
+from ecrm.run.user_frames import own_traceback
 from ecrm.session.parcel import packed_into_memory, unpacked_from_memory
 
 PATIENCE_SECONDS = 600.0

@@ -25,9 +25,9 @@ from ecrm.ops import Memory
 from ecrm.placement.tables import RowSpace
 from ecrm.tables.batch_rows import on_cpu
 from ecrm.tables.layout import Entry, Layout, check_ids
+from ecrm.tables.placeholder import check_loads, check_stays
 from ecrm.tables.pooling import pool, spread
 from ecrm.tables.row_source import FetchedRows, RowSource
-from ecrm.tables.stand_in import check_loads, check_stays
 
 LookedUp = tuple[tuple[Entry, ...], str, Tensor, Tensor, Memory]
 """Entries of a group, pooling, fetched rows [U, D], places among the rows [n], and the memory for

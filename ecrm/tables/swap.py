@@ -25,8 +25,8 @@ from ecrm.tables.batch_rows import BatchRows
 from ecrm.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from ecrm.tables.first_values import first_values, initial_of
 from ecrm.tables.optimizers import optimizer_of, without_optimizer
+from ecrm.tables.placeholder import stand_in
 from ecrm.tables.row_source import RowSource
-from ecrm.tables.stand_in import stand_in
 
 Collection = EmbeddingBagCollection | EmbeddingCollection
 
@@ -111,8 +111,8 @@ def swap(module: nn.Module, seed: int = 0) -> Tables:
     """Turn every TorchRec EmbeddingBagCollection and EmbeddingCollection of a module into ECRM's.
 
     The collections stay the same objects and get another class. So the module may itself be a
-    collection. The weights become stand-ins (`TableStandIn`). `seed` is for tables whose `init_fn`
-    has to see the whole table.
+    collection. The weights become placeholders (`TablePlaceholder`). `seed` is for tables
+    whose `init_fn` has to see the whole table.
 
     Raises UsageError, before any change, for a module without tables and for tables unfit for a
     session.

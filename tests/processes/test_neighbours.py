@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.process.neighbours import Neighbours, Noticeboard
+from ecrm.process.neighbours import Neighbours, PidNotes
 
 GUARD = "import time\nwhile True: time.sleep(0.01)"
 
@@ -46,7 +46,7 @@ class Looking:
             "PMIX_NAMESPACE": "job@1",
             "PMIX_RANK": str(rank),
         }
-        self.board = Noticeboard(environ)
+        self.board = PidNotes(environ)
         self._neighbours = Neighbours(
             2.0, environ, lambda: self.now, lambda pid, _: self.killed.append(pid)
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.launch.remote_rank import AT_ONCE, Reach
+from ecrm.launch.remote_rank import AT_ONCE, RemoteRank
 from ecrm.process import remote_agent
 from ecrm.process.preflight import JOB_FOLDER
 from support.drilling import is_running
@@ -299,7 +299,7 @@ def test_a_starter_that_cannot_be_killed_is_left_to_itself(monkeypatch):
         raise PermissionError
 
     with subprocess.Popen(["sleep", "100"], process_group=0) as starter:
-        client = Reach.__new__(Reach)
+        client = RemoteRank.__new__(RemoteRank)
         client._process = starter
         monkeypatch.setattr(os, "killpg", refuse)
         client.leave(0)

@@ -740,7 +740,7 @@ def test_a_run_asked_to_stop_while_it_rebuilds(tmp_path, seconds):
                     train_step(workload, engine, computed)
                 return checkpoints.stop(seconds)
             except StepAborted:
-                checkpoints.went_back()
+                checkpoints.on_recovery()
 
     cluster = SimulatedCluster(
         workload.world_size, 1, [PhaseFault(0, 3, "update"), PhaseFault(1, 5, "repair")]
@@ -785,7 +785,7 @@ def test_a_run_that_goes_on_after_all_writes_checkpoints_as_before(tmp_path):
                     checkpoints.stop(1000)
                 train_step(workload, engine, computed)
             except StepAborted:
-                checkpoints.went_back()
+                checkpoints.on_recovery()
                 asked = False
         return checkpoints.finish()
 
@@ -830,7 +830,7 @@ def test_a_checkpoint_that_was_given_up_leaves_the_next_one_of_its_step_alone(
                     waiting.pop()()  # the last first
                 train_step(workload, engine, computed)
             except StepAborted:
-                checkpoints.went_back()
+                checkpoints.on_recovery()
 
     trainer = workload.servers + 1  # the other one reports
     cluster = SimulatedCluster(workload.world_size, 1, [PhaseFault(trainer, 4, "parity")])

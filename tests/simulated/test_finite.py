@@ -93,7 +93,7 @@ def test_a_warning_comes_once_in_a_window_and_the_run_goes_on():
     told = []
     watch = FiniteWatch(stop=False, window=10, tell=told.append)
     for step in range(17, 45):
-        if troubles := watch.worth_saying(step, {1: "in b", 0: "in a"}):
+        if troubles := watch.troubles_to_report(step, {1: "in b", 0: "in a"}):
             watch.losses(step, troubles)
     assert [(event["step"], event["slot"], event["where"]) for event in told] == [
         (s, 0, "in a") for s in (17, 20, 30, 40)

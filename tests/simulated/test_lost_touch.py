@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 
-from ecrm.engine.failures import MOST_IN_VAIN
+from ecrm.engine.failures import MOST_FUTILE
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import LostTouch, StrayRow, Unrecoverable, UsageError
 from ecrm.run.collective_check import share_json
@@ -123,7 +123,7 @@ def test_a_call_that_keeps_failing_ends_the_run_on_all_ranks_with_its_reason(pha
     assert reported == [] and len(results) == workload.world_size
     assert {type(result) for result in results.values()} == {LostTouch}
     assert {str(result) for result in results.values()} == {
-        f"calls between ranks failed {MOST_IN_VAIN + 1} times in a row, no rank died, and no "
+        f"calls between ranks failed {MOST_FUTILE + 1} times in a row, no rank died, and no "
         f"step was finished in between; "
         "the last time: rank 1: injected"
     }
@@ -157,7 +157,7 @@ def test_calls_that_fail_now_and_then_are_counted_and_cost_nothing(interval):
         return due
 
     _results, events, reported = _run_failing(workload, fails)
-    assert reported == [truth_of(workload).tables] and len(failed) == workload.steps > MOST_IN_VAIN
+    assert reported == [truth_of(workload).tables] and len(failed) == workload.steps > MOST_FUTILE
     assert all(of[-1][0] == workload.steps for of in _interruptions(events).values())
 
 
@@ -212,6 +212,6 @@ def test_a_call_that_keeps_failing_before_there_is_an_engine_ends_the_start():
     results = SimulatedCluster(4, 1, most_calls=1_000).run(program).results
     assert len(results) == 4 and results[1].endswith("the last time: injected")
     assert {text.partition("; the last")[0] for text in results.values()} == {
-        f"calls between ranks failed {MOST_IN_VAIN + 1} times in a row, no rank died, and no "
+        f"calls between ranks failed {MOST_FUTILE + 1} times in a row, no rank died, and no "
         f"step was finished in between"
     }

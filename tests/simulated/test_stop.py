@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ecrm.engine.computed import Computed
-from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
+from ecrm.engine.hooks import Hooks, StepAborted, StopRequested
 from ecrm.testing.simulate.workload import Workload, make_engine, train_step
 from ecrm.testing.simulated_transport import RandomFaults, SimulatedCluster
 
@@ -39,13 +39,13 @@ def stops(seed: int, interval: int, deaths: int) -> tuple[set[tuple[int, int]], 
         while True:
             try:
                 try:
-                    engine.heed_stop()
+                    engine.check_stop()
                     while engine.step < workload.steps:
                         train_step(workload, engine, computed)
                         if engine.recovery.stopping:
-                            raise StopAgreed
+                            raise StopRequested
                     return None
-                except StopAgreed:
+                except StopRequested:
                     engine.commit()
                     with engine.recovery.recovering():
                         engine.state.transport.agree(True)

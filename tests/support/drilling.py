@@ -16,7 +16,7 @@ from typing import Any
 
 from ecrm.launch.supervise import session_base
 from ecrm.process.linux import session_members
-from ecrm.process.neighbours import Noticeboard
+from ecrm.process.neighbours import PidNotes
 from ecrm.run.events import check_event
 from ecrm.run.files import check_summary, undescribed
 
@@ -122,7 +122,7 @@ def environ_of(pid: int) -> dict[str, str]:
 
 def guard_of(rank: int) -> int:
     """The guard of a rank, by their pids."""
-    notes = Noticeboard(environ_of(rank)).notes().values()
+    notes = PidNotes(environ_of(rank)).notes().values()
     return next(note.pid for note in notes if note.rank == rank)
 
 

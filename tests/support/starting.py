@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ecrm.process.neighbours import RANK, Noticeboard
+from ecrm.process.neighbours import RANK, PidNotes
 from ecrm.process.orphaned import parent_of
 from support.drilling import RUN_SECONDS, Mpirun, environ_of, mpirun_line
 from support.paths import PROGRAMS
@@ -40,7 +40,7 @@ class Start(Mpirun):
             with contextlib.suppress(OSError):
                 environ = environ_of(pid)
                 if parent_of(pid) == self.process.pid and environ.get(RANK) == str(rank):
-                    note = Noticeboard(environ).notes().get(rank)
+                    note = PidNotes(environ).notes().get(rank)
                     return [pid, note.rank] if note and note.rank else [pid]
         return []
 

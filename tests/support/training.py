@@ -29,7 +29,7 @@ from ecrm.run.rank_run import RankRun
 from ecrm.run.reporter import Reporter
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.session_progress import SessionProgress
-from ecrm.run.session_run import LastWords, ScriptPart
+from ecrm.run.session_run import ScriptPart, SummaryFields
 from ecrm.run.started import Started, Wanted
 from ecrm.run.traffic import Traffic
 from ecrm.testing.simulate.session_job import session_engine
@@ -136,7 +136,7 @@ def _begun(
     )
     progress.begins_at(engine)
     record = Record(run_folder, {}, Traffic(transport))
-    words = LastWords(engine, steps, wanted.samples, flat=True)
+    words = SummaryFields(engine, steps, wanted.samples, flat=True)
     ending = Ending(engine, config, steps, record, checkpoints, progress, words)
     run = RankRun(
         engine,

@@ -32,7 +32,7 @@ from ecrm.run.check_start import use_device, use_instruction_set
 from ecrm.run.claim import check_shared
 from ecrm.run.connect import start_view
 from ecrm.run.memory_check import judge_gpus, judged
-from ecrm.run.plan import kept_by, plan, plan_start
+from ecrm.run.plan import find_starting_point, kept_by, plan
 from ecrm.storage import prefault
 from support.advice import check_advice, dataset, refusal
 
@@ -45,7 +45,7 @@ def accepts(
 ) -> None:
     """As `ecrm launch` looks at a config."""
     loaded = load_config(config, overrides, kept_by(resume))
-    plan_start(loaded, None, resume, init_from=init_from)
+    find_starting_point(loaded, None, resume, init_from=init_from)
 
 
 OF_CONFIG = [

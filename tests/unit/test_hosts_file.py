@@ -15,7 +15,7 @@ from ecrm.launch.hosts_file import Host, place, placement_in_words, read_hosts
 from ecrm.launch.mpirun_command import mpirun_line
 from ecrm.launch.network import Network, choose_network, local_networks
 from ecrm.launch.remote_rank import DEFAULT_STARTER, handed_on, starter_words
-from ecrm.launch.several_hosts import Elsewhere
+from ecrm.launch.several_hosts import RemoteHosts
 from support.commands import assert_one_line, dry_run
 
 HOST = Host("node1", 2, "10.0.0.1")
@@ -174,7 +174,7 @@ def test_this_machine_has_a_loopback():
 def test_the_line_of_a_launch_over_hosts(tmp_path):
     config = Config(cluster=ClusterConfig(servers=2, trainers=1, spares=0))
     path = written(tmp_path, "a slots=2 address=127.0.0.1\nb address=127.0.0.2\n")
-    plan = Elsewhere(path, starter="ssh {host} {command}", keep_alive=3).plan(config.world_size)
+    plan = RemoteHosts(path, starter="ssh {host} {command}", keep_alive=3).plan(config.world_size)
     assert plan.in_words() == ["a: ranks 0, 2", "b: rank 1"]
     line = mpirun_line(
         config,

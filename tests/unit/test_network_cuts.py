@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ecrm.launch.hosts_file import Host
-from ecrm.launch.network_cuts import Cuts, chosen
+from ecrm.launch.network_cuts import CutDetector, chosen
 from ecrm.process.neighbours import JOB
 from ecrm.process.preflight import JOB_FOLDER
 
@@ -38,7 +38,7 @@ class Clients:
         self.now, self.alive, self.said = 100.0, set(range(len(PLACED))), []
         environ = {JOB_FOLDER: str(folder), JOB: "job"}
         self.cuts = [
-            Cuts(rank, PLACED, KEEP_ALIVE, self, self.said.append, environ, lambda: self.now)
+            CutDetector(rank, PLACED, KEEP_ALIVE, self, self.said.append, environ, lambda: self.now)
             for rank in range(len(PLACED))
         ]
         for host, cuts in zip(PLACED, self.cuts):
@@ -103,6 +103,6 @@ def test_a_host_that_is_lost_costs_no_other(clients):
 
 
 def test_without_a_folder_of_the_job_nothing_is_given_up():
-    cuts = Cuts(0, PLACED, KEEP_ALIVE, Clients.__new__(Clients), print, {})
+    cuts = CutDetector(0, PLACED, KEEP_ALIVE, Clients.__new__(Clients), print, {})
     cuts.is_at("10.0.0.1")
     assert not cuts.given_up(1.0) and not cuts.is_gone()

@@ -10,7 +10,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from ecrm.launch.run_status import Standing
+from ecrm.launch.run_status import RunStatus
 from ecrm.launch.screen import PROGRESS_LINE, Screen, screen_of
 
 START = {"event": "start", "time": 100.0}
@@ -35,7 +35,7 @@ def progress(step: int, at: float, **more) -> dict:
 
 
 def test_a_standing_is_what_the_events_say():
-    standing = Standing(100)
+    standing = RunStatus(100)
     standing.take([START])
     assert standing.started and standing.seconds_left(100.0) is None
     standing.take([progress(10, 101.0), progress(30, 103.0)])
@@ -47,7 +47,7 @@ def test_a_standing_is_what_the_events_say():
     assert (standing.rebuilding, standing.rebuilt) == ({1, 2}, 0.5)
     standing.take([{"event": "rebuilt", "time": 104.5, "shards": [1], "failures_left": 1}])
     assert standing.rebuilding == {2} and not standing.finishing
-    early = Standing(100, started=True, step=40)
+    early = RunStatus(100, started=True, step=40)
     early.take([{"event": "ended_early", "time": 104.5, "step": 40, "steps_wanted": 100}])
     assert early.finishing
     standing.take([progress(100, 110.0)])
@@ -55,7 +55,7 @@ def test_a_standing_is_what_the_events_say():
 
 
 def test_a_standing_goes_back_with_the_run():
-    standing = Standing(100)
+    standing = RunStatus(100)
     standing.take([{**START, "resumed": {"step": 20}}])
     assert standing.step == 20
     rolled_back = {"event": "rolled_back", "time": 104.0, "step": 20}
@@ -67,7 +67,7 @@ def test_a_standing_goes_back_with_the_run():
     assert standing.seconds_left(106.0) == 14.0
 
 
-def picture(standing: Standing, width: int, stopping: bool = False, **more) -> list[str]:
+def picture(standing: RunStatus, width: int, stopping: bool = False, **more) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, _environ={}, **more)
     console.print(Screen(console, standing, 7)._picture(106.0, 65.0, stopping))
     return console.file.getvalue().splitlines()
@@ -75,7 +75,7 @@ def picture(standing: Standing, width: int, stopping: bool = False, **more) -> l
 
 @pytest.mark.parametrize("width", [80, 40])
 def test_a_picture_fits_the_terminal(width):
-    standing = Standing(12_000)
+    standing = RunStatus(12_000)
     assert picture(standing, width, no_color=True) == ["starting 7 ranks  1m05s"]
     standing.take([START, progress(50, 102.0), progress(4_000, 106.0), FAILURE])
     standing.take([progress(4_050, 106.1, rebuilt=0.43)])
@@ -94,7 +94,7 @@ def test_a_picture_fits_the_terminal(width):
 
 
 def test_a_script_tells_its_steps_as_it_starts_and_then_what_it_has_logged():
-    standing = Standing(0)
+    standing = RunStatus(0)
     assert picture(standing, 80, no_color=True) == ["starting 7 ranks  1m05s"]
     standing.take([{**START, "script": "train.py", "config": {"train": {"steps": 120}}}])
     lines = picture(standing, 80, no_color=True)
@@ -112,7 +112,7 @@ def test_a_script_tells_its_steps_as_it_starts_and_then_what_it_has_logged():
 
 
 def test_where_the_end_is_not_known_nothing_is_reckoned_from_it():
-    standing = Standing(0)
+    standing = RunStatus(0)
     config = {"train": {"steps": 10_000}}
     standing.take([{**START, "script": "train.py", "config": config, "open_end": True}])
     standing.take(
@@ -127,7 +127,7 @@ def test_where_the_end_is_not_known_nothing_is_reckoned_from_it():
 
 
 def test_no_color_is_heeded():
-    standing = Standing(100)
+    standing = RunStatus(100)
     standing.take([START, progress(50, 102.0)])
     for off in (False, True):
         lines = picture(standing, 80, no_color=off, color_system="standard")
@@ -139,9 +139,9 @@ def test_only_a_terminal_that_can_redraw_has_a_screen(monkeypatch):
     with open(writing, "w") as terminal:
         for name, wanted in (("xterm-256color", True), ("dumb", False)):
             monkeypatch.setenv("TERM", name)
-            assert (screen_of(terminal, Standing(1), 1) is not None) == wanted
+            assert (screen_of(terminal, RunStatus(1), 1) is not None) == wanted
     os.close(reading)
-    assert screen_of(io.StringIO(), Standing(1), 1) is None
+    assert screen_of(io.StringIO(), RunStatus(1), 1) is None
 
 
 def test_without_a_terminal_nothing_of_it_is_loaded():

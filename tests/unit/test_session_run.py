@@ -24,7 +24,7 @@ from ecrm.run.auto_resume import check_same
 from ecrm.run.claim import Job
 from ecrm.run.reported import Goal, Reported
 from ecrm.run.session_progress import SessionProgress
-from ecrm.run.session_run import LastWords, _check, _config, check_weights
+from ecrm.run.session_run import SummaryFields, _check, _config, check_weights
 from ecrm.run.started import Wanted
 from ecrm.run.trained_module import TrainedModule, digests_of, names_of, shapes_of
 from ecrm.testing.simulated_transport import ProgramFailed, SimulatedCluster
@@ -196,7 +196,7 @@ def test_the_end_of_a_run_says_how_many_steps_were_skipped_also_before_a_resume(
     replica.load(before.export())
     replica.skip()
     recovery, state = SimpleNamespace(faults={}), SimpleNamespace(dense=replica)
-    words = LastWords(SimpleNamespace(step=7, recovery=recovery, state=state), 10)
+    words = SummaryFields(SimpleNamespace(step=7, recovery=recovery, state=state), 10)
     assert words.of_stopped() == {"steps_skipped": 2, "slot_faults": []}
     assert words.of_summary(14, 7.0)["steps_skipped"] == 2
 

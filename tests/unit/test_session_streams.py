@@ -105,7 +105,7 @@ def test_a_stateful_loader_goes_on_at_every_step_with_the_same_bits(make, worker
         assert [row[1][0] is None for row in all_of_it] == [False] * 4 + [True] * 4
         assert sorted(torch.cat(seen)[:, 0].tolist()) == sorted([*range(11)] * 2)
         for first in range(1, STEPS):
-            feed.went_back()
+            feed.on_recovery()
             if workers == 0:
                 feed = feed_of(streams, 2, STEPS, 0)
             again = draw(feed, first, {slot: all_of_it[first][slot][1] for slot in (0, 1)})

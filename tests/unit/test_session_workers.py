@@ -135,7 +135,7 @@ def test_workers_start_with_the_first_batch_and_end_with_the_feed():
     feed = feed_of(Indexed(range(40), 4, noisy, shuffle=False, workers=2), 1, 100, 0)
     try:
         assert feed.slots_in(0) == range(1)
-        feed.went_back()
+        feed.on_recovery()
         assert children() == before, "a rank without slots has none"
         feed.draw(0, 0, [0])
         assert len(children() - before) == 2

@@ -16,7 +16,7 @@ from ecrm.checkpoint.manifest import Manifest
 from ecrm.checkpoint.mapped_folder import make_folder
 from ecrm.config import load_config
 from ecrm.errors import UsageError
-from ecrm.run.plan import Start, kept_by, plan_start
+from ecrm.run.plan import Start, find_starting_point, kept_by
 from support.advice import dataset
 
 
@@ -35,7 +35,7 @@ def run(folder: Path, data: Path, *overrides: str, step: int = 12, data_began: i
 
 def start(data: Path, given: Path, *overrides: str) -> Start:
     config = load_config("tiny", [f"data.path={data}", *overrides], kept_by(given))
-    return plan_start(config, None, given)
+    return find_starting_point(config, None, given)
 
 
 def test_nothing_is_said_of_a_run_that_goes_on_as_it_was(tmp_path, data):
@@ -131,7 +131,7 @@ def test_mapped_files_go_on_with_another_rate_and_not_with_other_data(tmp_path, 
 
 
 def begin(data: Path, given: Path, *overrides: str) -> Start:
-    return plan_start(
+    return find_starting_point(
         load_config("tiny", [f"data.path={data}", *overrides]), None, None, init_from=given
     )
 
@@ -167,7 +167,7 @@ def test_a_run_begins_with_another_s_weights_whatever_else_it_has(tmp_path, data
         again.identity["rows_seed"] == 7
         and again.identity["init_from"] != begun.identity["init_from"]
     )
-    on = plan_start(
+    on = find_starting_point(
         load_config(
             "tiny",
             [
@@ -216,6 +216,6 @@ def test_a_checkpoint_with_the_dense_part_of_earlier_versions_is_refused_by_name
     with pytest.raises(UsageError, match=r"0\.2\.0 or before, .*: go on with ecrm 0\.2\.0, or sta"):
         start(data, folder)
     with pytest.raises(UsageError, match=r"written by ecrm 0\.2\.0 or before"):
-        plan_start(load_config("tiny", [f"data.path={data}"]), None, None, (), folder)
+        find_starting_point(load_config("tiny", [f"data.path={data}"]), None, None, (), folder)
     with pytest.raises(UsageError, match=r"export the checkpoint with ecrm 0\.2\.0"):
         exported_model(said)

@@ -89,7 +89,7 @@ class SimulatedRun:
                 self.engine.state.transport.share([])
             self._settled = True
 
-    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
+    def troubles_to_report(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
         return troubles
 
     def restart_clock(self) -> None: ...
@@ -106,10 +106,10 @@ class SimulatedRun:
         if self._checkpoints is not None:
             self._checkpoints.finish()
 
-    def went_back(self) -> None:
+    def on_recovery(self) -> None:
         self._settled = False
         if self._checkpoints is not None:
-            self._checkpoints.went_back()
+            self._checkpoints.on_recovery()
 
     def stop(self) -> None:
         raise AssertionError("nobody asks to stop")
@@ -267,7 +267,7 @@ class SessionJob:
                 break
             except StepAborted:
                 for each in checkpoints:
-                    each.went_back()
+                    each.on_recovery()
                 if engine.step < furthest:
                     raise too_late(engine, furthest) from None
         seen.holds, seen.finished = engine.state.dense is not None, True

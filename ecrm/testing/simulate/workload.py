@@ -376,7 +376,7 @@ def run_workload(
                 break
             except StepAborted:
                 if checkpoints is not None:
-                    checkpoints.went_back()
+                    checkpoints.on_recovery()
         return outcome(engine, tables, verified, dense_value)
 
 

@@ -13,7 +13,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from ecrm.engine.hooks import StepAborted, StopAgreed
+from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.engine.slot_faults import Place
 from ecrm.engine.step_input import StepInput
 from ecrm.model.module_replica import ModuleReplica
@@ -84,13 +84,13 @@ run = started.run
 while True:
     try:
         if run.engine.recovery.stopping:
-            raise StopAgreed
+            raise StopRequested
         if run.engine.step == typed.steps:
             run.keep()
             break
         run.between_steps()
         train_step(run)
-    except StopAgreed:
+    except StopRequested:
         run.stop()
     except StepAborted:
-        run.went_back()
+        run.on_recovery()

@@ -70,7 +70,7 @@ _LIKE = frozenset(["empty_like", "zeros_like", "ones_like", "full_like"])
 _VIEWS = frozenset(["T", "mT", "H", "mH", "real", "imag"])
 
 
-class TableStandIn(nn.Parameter):
+class TablePlaceholder(nn.Parameter):
     """A parameter on the meta device: name, shape and dtype of a table, and no rows.
 
     All tensors made from a stand-in by torch are stand-ins, such as an entry of the module's
@@ -94,7 +94,7 @@ class TableStandIn(nn.Parameter):
     ) -> Any:
         given = dict(kwargs or {})
         tensors = list(_tensors_in((args, given)))
-        stand_in = next(tensor for tensor in tensors if isinstance(tensor, TableStandIn))
+        stand_in = next(tensor for tensor in tensors if isinstance(tensor, TablePlaceholder))
         _check(func, stand_in._table, args, tensors)
         if func.__name__.startswith("_foreach_") and func.__name__.endswith("_"):
             return args[0]  # no numbers to change, and torch would read a tensor argument
@@ -128,18 +128,18 @@ class TableStandIn(nn.Parameter):
         raise _reads(self._table, "pickle")
 
 
-def stand_in(weight: nn.Parameter, table: str) -> TableStandIn:
+def stand_in(weight: nn.Parameter, table: str) -> TablePlaceholder:
     """The stand-in for the weight of a table; the weight itself is unusable from now on.
 
     `in_backward_optimizer_filter` still recognizes the stand-in, and no optimizer keeps the weight.
     """
-    made = TableStandIn(
+    made = TablePlaceholder(
         torch.empty(weight.shape, dtype=weight.dtype, device="meta"), weight.requires_grad
     )
     made.__dict__.update(weight.__dict__, _table=table)
     if hasattr(weight, "_in_backward_optimizers"):
         made._in_backward_optimizers = []  # type: ignore[attr-defined]
-    weight.__class__, weight._table = TableStandIn, table  # type: ignore[attr-defined]
+    weight.__class__, weight._table = TablePlaceholder, table  # type: ignore[attr-defined]
     return made
 
 
@@ -171,9 +171,9 @@ def _check(
         raise changes(table, name)
 
 
-def _written(args: tuple[Any, ...]) -> Iterator[TableStandIn]:
+def _written(args: tuple[Any, ...]) -> Iterator[TablePlaceholder]:
     """The stand-ins changed in place by a function."""
-    return (each for each in _tensors_in(args[:1]) if isinstance(each, TableStandIn))
+    return (each for each in _tensors_in(args[:1]) if isinstance(each, TablePlaceholder))
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
@@ -190,9 +190,9 @@ def _named(made: Any, table: str, is_copy: bool) -> Any:
     """The result of a torch function on a table, with the table's name."""
     if isinstance(made, (tuple, list)) and not isinstance(made, torch.Size):
         return type(made)(_named(part, table, is_copy) for part in made)
-    if not isinstance(made, Tensor) or isinstance(made, TableStandIn):
+    if not isinstance(made, Tensor) or isinstance(made, TablePlaceholder):
         return made
-    named = made.as_subclass(TableStandIn)
+    named = made.as_subclass(TablePlaceholder)
     named._table, named._is_copy = table, is_copy
     return named
 
