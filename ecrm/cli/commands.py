@@ -21,7 +21,7 @@ from ecrm.base.requirements import require_torchrec
 from ecrm.cli.drill import add_parser as add_drill
 from ecrm.cli.export import add_parser as add_export
 from ecrm.config import effective, load_config, reference
-from ecrm.config.script import Script, is_script, recipe_of
+from ecrm.config.script import Script, is_script
 from ecrm.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
 from ecrm.faults.kill import PHASES
 from ecrm.launch.mpirun_command import HASH_SEED, hash_seed
@@ -106,6 +106,12 @@ def make_parser() -> argparse.ArgumentParser:
     _add_run_options(train)
     _add_script(train)
     _add_resume(train)
+    train.add_argument(
+        "--spec",
+        metavar="DIGEST",
+        help="the run settled by `ecrm launch`, which writes this option: the words of the line "
+        "are not settled again",
+    )
     train.set_defaults(run=_train)
 
     launch = commands.add_parser(
@@ -311,47 +317,28 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from ecrm.faults.kill import check_ranks, parse_kill
     from ecrm.launch.mpirun_command import thread_environment, train_command
     from ecrm.process.guard import guard, hold_signals
-    from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
-    from ecrm.run.plan import find_starting_point, kept_by
     from ecrm.run.reading import launch_id
-    from ecrm.run.run_lock import check_run_dir
+    from ecrm.run.spec import handed_over, settle
 
     hold_signals()
     trained = _trained(args)
-    found = look(args.run_dir, args.resume)
-    config = (
-        trained.load_config(args.set)
-        if isinstance(trained, Script)
-        else load_config(trained, args.set, kept_by(found.resume))
-    )
-    kills = [parse_kill(kill) for kill in args.kill]
-    run_dir = None if args.run_dir is None else str(args.run_dir)
-    resume = None if args.resume is None else str(args.resume)
-    init_from = None if args.init_from is None else str(args.init_from)
-    preflight_ulfm(
-        config,
-        shlex.join(train_command(trained, args.set, run_dir, args.kill, resume, init_from)[1:]),
-    )
-    if args.resume == AUTO_RESUME and not isinstance(trained, Script):
-        check_same(args.run_dir, about(config))
-    if found.complete:
-        say_once(f"{args.run_dir} holds the complete run: nothing is left to do")
-        return 0
-    if isinstance(trained, Script):
-        check_ranks(kills, config.world_size)
+    if args.spec is None:
+        settled = settle(trained, args.set, args.run_dir, args.kill, args.resume, args.init_from)
+        spec = settled.spec
+        if settled.complete:
+            say_once(f"{args.run_dir} holds the complete run: nothing is left to do")
+            return 0
     else:
-        find_starting_point(config, args.run_dir, found.resume, kills, args.init_from)
+        spec = handed_over(args.spec)
+    config, cluster = spec.config, spec.config.cluster
+    paths = (args.run_dir, args.resume, args.init_from)
+    run_dir, *others = (None if path is None else str(path) for path in paths)
+    typed = train_command(trained, args.set, run_dir, args.kill, *others)
+    preflight_ulfm(config, shlex.join(typed[1:]))
     if config.train.tensorboard and launch_id() is None:
         say_once("ecrm: warning: train.tensorboard: without `ecrm launch` no scalars are written")
-    if config.checkpoints and args.run_dir is None:
-        raise UsageError("checkpoints go into the run folder: type --run-dir DIR")
-    if args.run_dir is not None and args.resume != AUTO_RESUME:
-        # no rank writes into the folder before all ranks have reached MPI, past this line
-        check_run_dir(args.run_dir)
-    cluster = config.cluster
     os.environ.update(thread_environment(config))  # before torch is imported
     # before threads and MPI exist
     guarded = guard(
@@ -359,26 +346,22 @@ def _train(args: argparse.Namespace) -> int:
         cluster.start_seconds,
         cluster.stuck_seconds,
         cluster.gpu_hang_seconds,
-        () if "cuda" in (config.storage.device, config.train.device) else _modules(trained),
-        alike=repr((config, trained, run_dir, args.kill, resume, init_from)),
+        () if "cuda" in (config.storage.device, config.train.device) else _modules(spec.script),
+        alike=spec.text,
     )
     from ecrm.process.stop_signals import StopSignals
 
     stop = StopSignals(guarded.guard, guarded.tether)
-    from ecrm.run.claim import Job
-
-    job = Job(config, args.run_dir, kills, args.resume, args.init_from)
     from ecrm.run.run_script import run_script
 
-    script = trained if isinstance(trained, Script) else recipe_of(trained, args.set, config.slots)
-    return run_script(script, job, guarded, stop)
+    return run_script(spec, guarded, stop)
 
 
-def _modules(trained: str | Script) -> list[str]:
+def _modules(script: Script) -> list[str]:
     """The modules to import once for all ranks of a host; none may start CUDA or MPI."""
     return [
         "ecrm.run.run_script",
-        "ecrm.session.session" if isinstance(trained, Script) else "ecrm.recipes.dlrm",
+        "ecrm.recipes.dlrm" if script.follows_config else "ecrm.session.session",
     ]
 
 

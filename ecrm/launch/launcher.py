@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ecrm.base.console import Waiting
-from ecrm.config import Config, load_config
 from ecrm.config.script import SUFFIX, Script
 from ecrm.errors import (
     STOPPED_EXIT_CODE,
@@ -23,7 +22,6 @@ from ecrm.errors import (
     ScriptFailed,
     UsageError,
 )
-from ecrm.faults.kill import Kill, check_ranks, parse_kill
 from ecrm.launch.environment import mpirun_environment
 from ecrm.launch.gpu_memory import free_on_gpus
 from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance
@@ -34,11 +32,11 @@ from ecrm.launch.several_hosts import RemoteHosts
 from ecrm.launch.supervise import Ending, supervise
 from ecrm.launch.watch import watch_of
 from ecrm.process.linux import memory_bytes
-from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
-from ecrm.run.plan import Start, find_starting_point, kept_by
+from ecrm.run.auto_resume import AUTO_RESUME, look
 from ecrm.run.reading import read_own
-from ecrm.run.run_lock import check_run_dir, is_empty, make_run_dir, remove_empty
+from ecrm.run.run_lock import is_empty, make_run_dir, remove_empty
 from ecrm.run.session_folders import last_summary, session_folders
+from ecrm.run.spec import VARIABLE, settle
 
 
 class RunFailed(EcrmError):
@@ -71,29 +69,16 @@ def launch(
     started before all checks have passed; with `dry_run` nothing is at all. Tables and steps of a
     script are known to its ranks alone: the ranks make the checks in need of such facts.
     """
-    found = look(run_dir, resume)
-    script = isinstance(trained, Script)
-    config = (
-        trained.load_config(overrides)
-        if isinstance(trained, Script)
-        else load_config(trained, overrides, kept_by(found.resume))
-    )
+    resume, init_from = _absolute(resume), _absolute(init_from)
+    folder = (run_dir if run_dir is not None else fresh_run_dir(trained)).absolute()
+    settled = settle(trained, overrides, run_dir, kills, resume, init_from, folder)
+    spec, start, script = settled.spec, settled.start, isinstance(trained, Script)
+    config = spec.config
     if config.train.tensorboard:
         require_tensorboard()
-    folder = (run_dir if run_dir is not None else fresh_run_dir(trained)).absolute()
-    if resume == AUTO_RESUME and not script:
-        check_same(folder, about(config))
-    if found.complete:
+    if settled.complete:
         print(f"{run_dir} holds the complete run: nothing is left to do", flush=True)
         return 0
-    parsed = [parse_kill(kill) for kill in kills]
-    start = (
-        _start_of_script(config, parsed)
-        if script
-        else find_starting_point(config, folder, found.resume, parsed, init_from)
-    )
-    if run_dir is not None and resume != AUTO_RESUME:
-        check_run_dir(run_dir)
     hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
     somewhere = hosts is not None or ELSEWHERE.intersection(mpirun_args)
     available = None if script or somewhere else memory_bytes()[1]
@@ -116,10 +101,9 @@ def launch(
             overrides,
             str(folder),
             kills,
-            *(
-                path if path is None else str(path if path == AUTO_RESUME else path.absolute())
-                for path in (resume, init_from)
-            ),
+            None if resume is None else str(resume),
+            None if init_from is None else str(init_from),
+            None if dry_run else spec.digest,
         ),
     ]
     line = mpirun_line(
@@ -167,7 +151,9 @@ def launch(
         ) from None
     watch = watch_of(folder, start.steps, config.world_size, config.train.tensorboard)
     stop_seconds, name = config.cluster.stop_seconds, secrets.token_hex(8)
-    ending = supervise(line, folder, stop_seconds, name, watch, ranks_here=not somewhere)
+    ending = supervise(
+        line, folder, stop_seconds, name, watch, not somewhere, {VARIABLE: spec.text}
+    )
     if resume == AUTO_RESUME and ending.exit_code == 0 and look(folder, resume).complete:
         return 0
     try:
@@ -179,10 +165,8 @@ def launch(
     return 0
 
 
-def _start_of_script(config: Config, kills: Sequence[Kill]) -> Start:
-    """Check the kills of a script's run; return an empty start, since only the ranks know more."""
-    check_ranks(kills, config.world_size)
-    return Start(steps=0, identity={})
+def _absolute(path: Path | None) -> Path | None:
+    return path if path is None or path == AUTO_RESUME else path.absolute()
 
 
 def fresh_run_dir(trained: str | Script) -> Path:

@@ -46,8 +46,12 @@ def train_command(
     kills: Sequence[str],
     resume: str | None = None,
     init_from: str | None = None,
+    spec: str | None = None,
 ) -> list[str]:
-    """The words of `ecrm train` after the program name; `trained` is a config or a script."""
+    """The words of `ecrm train` after the program name; `trained` is a config or a script.
+
+    `spec` is the digest of the launch's `RunSpec`.
+    """
     words, arguments = ["train"], []
     if isinstance(trained, Script):
         words += [str(trained.path)]
@@ -65,6 +69,8 @@ def train_command(
         words += ["--resume", resume]
     if init_from is not None:
         words += ["--init-from", init_from]
+    if spec is not None:
+        words += ["--spec", spec]
     return words + arguments
 
 

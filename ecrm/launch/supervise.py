@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,12 +65,14 @@ def supervise(
     launch: str | None = None,
     watch: Watch | None = None,
     ranks_here: bool = True,
+    variables: Mapping[str, str] | None = None,
 ) -> Ending:
     """Run `line` to its end; on return none of its processes is left.
 
     `launch` is the name of the launch: files of other launches in `run_dir` count for nothing, and
     ranks named in such files are left alone. `watch` observes the run, by default for no follower.
     `ranks_here`: all ranks are on this machine, and an mpirun without any rank for long is killed.
+    `variables` are further variables of the environment of all ranks.
 
     SIGINT, SIGTERM or SIGHUP asks the ranks to stop within `stop_seconds`, by default STOP_SECONDS.
     After the last file of the run mpirun has a bounded time to leave; a second signal ends mpirun
@@ -79,12 +81,12 @@ def supervise(
     signals: list[signal.Signals] = []
     name = {} if launch is None else {LAUNCH: launch}
     watch = Watch(run_dir) if watch is None else watch
-    with _collected(signals), session_base() as variables:
+    with _collected(signals), session_base() as base:
         process = subprocess.Popen(
             line,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**mpirun_environment(os.environ)[0], **variables, **name},
+            env={**mpirun_environment(os.environ)[0], **base, **name, **(variables or {})},
             # In case this process is SIGKILLed. Linux sends the signal once per thread of this
             # process, and mpirun leaves its ranks alone at the second; the guards of the ranks see
             # mpirun go and end the ranks.

@@ -156,21 +156,40 @@ def _state(pid: int | None, parent: int | None = None) -> str:
 
 
 def _ranks_running(job: str) -> dict[int, int]:
-    """{rank: pid} of the guards of a job, children of the same process as this guard.
+    """{rank: pid} of the processes of a job started by the launcher of this host.
 
-    The guards are found by their environment. A rank forked from a fork server has the environment
+    A process is a guard, or a program that a user has put between the launcher and the guard. The
+    processes are found by their environment. A rank forked from a fork server has the environment
     of another rank's guard.
     """
     ranks: dict[int, int] = {}
-    mpirun = os.getppid()
+    launcher = _launcher(job)
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            try:
-                words = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if f"{JOB}={job}".encode() in words:
-                rank = next((word for word in words if word.startswith(f"{RANK}=".encode())), None)
-                if rank is not None and _state(int(entry), mpirun) != "gone":
-                    ranks.setdefault(int(rank.partition(b"=")[2]), int(entry))
+            rank = _rank_of(entry, job)
+            if rank is not None and _state(int(entry), launcher) != "gone":
+                ranks.setdefault(rank, int(entry))
     return ranks
+
+
+def _launcher(job: str) -> int:
+    """The nearest ancestor of this process that is no process of the job."""
+    pid = os.getppid()
+    while _rank_of(pid, job) is not None:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # the launcher is gone, and this guard ends soon
+            return os.getppid()
+    return pid
+
+
+def _rank_of(pid: int | str, job: str) -> int | None:
+    """The rank in the environment of a process; `None` for a process outside of the job."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    if f"{JOB}={job}".encode() not in words:
+        return None
+    rank = next((word for word in words if word.startswith(f"{RANK}=".encode())), None)
+    return None if rank is None else int(rank.partition(b"=")[2])

@@ -43,7 +43,7 @@ def start_fields(
         "oversubscribed": cluster.cores.manner,
         "shares_memory_with": cluster.memory_readers,
         "config": config.to_dict(),
-        "kills": [str(kill) for kill in run.kills],
+        "kills": [str(kill) for kill in run.spec.kills],
     }
     if (gpu := gpu_memory(config)) is not None:
         fields["gpu"] = gpu
@@ -147,7 +147,7 @@ def tell_end(
     if summary is not None:
         print_result(summary, engine.state.protection, run.folder, pace)
     if engine.rank == engine.view.reporter:
-        warn_of_unfired(run.kills, engine.state.failures.failures)
+        warn_of_unfired(run.spec.kills, engine.state.failures.failures)
     if unkept:
         raise NotKept(
             f"the model of step {engine.step} is not kept: no checkpoint of it: {unkept}"

@@ -15,9 +15,9 @@ from ecrm.engine.hooks import Hooks
 from ecrm.process.ready import ReadyMemory, ready_spares
 from ecrm.process.stop_signals import StopSignals
 from ecrm.run.claim import RunContext
-from ecrm.run.collective_check import collective_check
 from ecrm.run.connect import Cluster
 from ecrm.run.finite import REMEDY, FiniteWatch
+from ecrm.run.gather import gather
 from ecrm.run.inject_faults import InjectedFaults
 from ecrm.run.profile import Profile, ProfiledTransport
 from ecrm.run.progress import MOST_FINISHED
@@ -78,7 +78,7 @@ def build_rank(
     config, protection = run.config, cluster.protection
     reporter = _reporter(run, cluster, remedy)
     faults = InjectedFaults(
-        run.kills, config.testing, transport.rank, reporter.killing, run.folder.event
+        run.spec.kills, config.testing, transport.rank, reporter.killing, run.folder.event
     )
     meters = Meters(Traffic(transport), Profile(transport.rank) if config.train.profile else None)
     if meters.profile is not None:
@@ -102,24 +102,27 @@ def build_rank(
     faults.watch(engine)
     if "cuda" in (config.storage.device, config.train.device):
         waiting("kernels of the GPU are compiled")
-    _warm_up(transport, config, engine, features)
+    on_gpu = cluster.rows_on_gpu or config.train.device == "cuda"
+    _warm_up(transport, config, engine, features, on_gpu)
     if run.loads_tables:
         _load_tables(transport, run, engine, waiting)
     if config.storage.prefault:
         waiting("the system hands out the memory of the tables")
-        collective_check(transport, lambda: memory.start(engine))
+        gather(transport, lambda: memory.start(engine))
         if run.start.mapped is None:  # pages of files would count as changed
             # memory new since a recovery, once the step after the recovery is done
             hooks.committed = lambda: memory.committed(engine)
     return Rank(transport, engine, reporter, watch, meters, began, standstill)
 
 
-def _warm_up(transport: Transport, config: Config, engine: Engine, features: int | None) -> None:
+def _warm_up(
+    transport: Transport, config: Config, engine: Engine, features: int | None, any_gpu: bool
+) -> None:
     def say_on_first(line: str) -> None:
         if transport.rank == transport.live[0]:
             say(line)
 
-    warm_up_kernels(transport, config, engine.state.spaces, features, say_on_first)
+    warm_up_kernels(transport, config, engine.state.spaces, features, any_gpu, say_on_first)
 
 
 def _reporter(run: RunContext, cluster: Cluster, remedy: str) -> Reporter:
@@ -168,5 +171,5 @@ def _load_tables(
     if transport.rank == transport.live[0]:
         for line in (*run.start.refused, *run.start.changed):
             say(line)
-    waiting(f"tables are read from {run.resume or run.init_from}")
+    waiting(f"tables are read from {run.resume or run.spec.init_from}")
     engine.recovery.resume()

@@ -1,10 +1,9 @@
-"""Let the ranks of a run meet: find shared hosts, memory and cores, and deal out roles."""
+"""The ranks of a run together: their hosts, roles, shared memory and cores, from their hellos."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ecrm.config.schema import Config
@@ -15,12 +14,12 @@ from ecrm.process.preflight import host_name
 from ecrm.protection.base import Protection
 from ecrm.protection.registry import make_protection
 from ecrm.run.claim import RunContext
-from ecrm.run.collective_check import collective_check, introduce, share_json
+from ecrm.run.hello import Hellos
 from ecrm.run.plan import view_over
 from ecrm.transport.base import Transport
 
-Processes = dict[int, dict[str, Any]]
-"""The process of every rank: {"pid", "host", "failure_domain", "cores": usable core numbers}."""
+Processes = Mapping[int, Mapping[str, Any]]
+"""The `process` of every rank's hello."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,19 @@ class Cluster:
 
     protection: Protection
     processes: Processes
-    memory_readers: list[int]
+    memory_readers: Sequence[int]
     view: View
     cores: Cores
     rows_on_gpu: bool
 
 
-def connect(transport: Transport, run: RunContext, gone: Sequence[int] = ()) -> Cluster:
-    """Collective: let the ranks share memory and cores, and deal out the roles.
+def connect(
+    transport: Transport, run: RunContext, hellos: Hellos, gone: Sequence[int] = ()
+) -> Cluster:
+    """Deal out the roles, the same on all ranks; no rank reads the memory of this rank so far.
 
     Ranks `gone` before get no role: other ranks have their roles from the start. Raises UsageError
-    on every rank if the failure domains are too few for the protection.
+    for all ranks if the failure domains are too few for the protection.
     """
     config = run.config
     protection = make_protection(
@@ -53,20 +54,16 @@ def connect(transport: Transport, run: RunContext, gone: Sequence[int] = ()) -> 
         run.durable.rows,
         durable=config.mapped.flush == "commit",
     )
-    processes = _processes(transport, config)
-    readers = introduce(transport, host_name())
-    view = collective_check(transport, lambda: start_view(config, protection, processes))
+    processes = {rank: hello.process for rank, hello in hellos.items()}
+    view = start_view(config, protection, processes)
     if gone:
         view = plan_rollback(view, gone, protection.shape, protection.dense_replicas)
+    on_gpu = any(hello.rows_on_gpu for hello in hellos.values())
     cores = _cores(transport, config, processes)
-    cores.heed(view)
-    on_gpu = share_json(transport, config.storage.device != "cpu")
-    return Cluster(protection, processes, readers, view, cores, any(on_gpu.values()))
+    return Cluster(protection, processes, (), view, cores, on_gpu)
 
 
-def start_view(
-    config: Config, protection: Protection, processes: Mapping[int, Mapping[str, Any]]
-) -> View:
+def start_view(config: Config, protection: Protection, processes: Processes) -> View:
     """The view at the start, with the failure domains named by `processes`.
 
     Raises UsageError, with a remedy to type, if the failure domains are too few.
@@ -79,20 +76,23 @@ def start_view(
     return view_over(config, protection, names)
 
 
-def _processes(transport: Transport, config: Config) -> Processes:
-    """Collective: the process of every rank."""
-    host = host_name()
-    domain = f"rank {transport.rank}"
-    if config.cluster.failure_domain == "host":
-        hosts = config.testing.imitated_hosts
-        domain = f"{host}#{transport.rank % hosts}" if hosts else host
-    mine = {
-        "pid": os.getpid(),
-        "host": host,
-        "failure_domain": domain,
-        "cores": sorted(os.sched_getaffinity(0)),
-    }
-    return share_json(transport, mine)
+def accept(transport: Transport, hellos: Hellos) -> list[int]:
+    """Map the memory offered by the ranks of this host; return the ranks with readable memory."""
+    if transport.shared_memory is None:
+        return []
+    offers = {rank: hello.offer for rank, hello in hellos.items() if rank != transport.rank}
+    return transport.shared_memory.accept(host_name(), offers)
+
+
+def share_with(
+    transport: Transport, cluster: Cluster, accepted: Mapping[int, Sequence[int]]
+) -> Cluster:
+    """Let ranks read this rank's memory by `accepted`, the results of `accept` on all ranks."""
+    if transport.shared_memory is None:
+        return cluster
+    readers = sorted(rank for rank, read in accepted.items() if transport.rank in read)
+    transport.shared_memory.share_with(readers)
+    return replace(cluster, memory_readers=readers)
 
 
 def _cores(transport: Transport, config: Config, processes: Processes) -> Cores:

@@ -6,7 +6,7 @@ from ecrm.base.console import say
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.run.build_rank import Rank
 from ecrm.run.claim import RunContext
-from ecrm.run.collective_check import on_one_rank
+from ecrm.run.gather import decide
 
 
 def checkpoints_of(run: RunContext, rank: Rank) -> Checkpoints | None:
@@ -37,6 +37,6 @@ def inherit_best(run: RunContext, rank: Rank) -> None:
         return
     if loaded.manifest.identity.get("data_began", 0) != run.start.data_began:
         return
-    left_behind = on_one_rank(rank.transport, lambda: own.inherit_best(loaded))
+    left_behind = decide(rank.transport, lambda: own.inherit_best(loaded))
     if left_behind and rank.transport.rank == rank.transport.live[0]:
         say(left_behind)

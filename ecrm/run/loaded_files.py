@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from ecrm.errors import DataError, UsageError
 from ecrm.placement.initial_values import FileValues, digest_of_windows
 from ecrm.placement.tables import Table
 from ecrm.process.preflight import host_name
-from ecrm.run.collective_check import share_json
+from ecrm.run.gather import gather
 from ecrm.transport.base import Transport
 
 _DAMAGE = ""
@@ -40,11 +42,8 @@ def with_digests(transport: Transport, tables: Iterable[Table]) -> list[Table]:
     """
     tables = list(tables)
     while True:
-        files = [table for table in tables if isinstance(table.initial, FileValues)]
-        mine = [[table.name, table.rows, table.dim, *_others(table)] for table in files]
-        said = share_json(transport, [host_name(), mine, _opened(files)])
-        if not any(loaded for _, loaded, _ in said.values()):
-            return tables
+        said = gather(transport, partial(_facts, tables))
+        mine = said[transport.rank][1]
         if any(loaded != mine for _, loaded, _ in said.values()):
             return tables  # comparing the models of ranks reports the difference
         hosts = {rank: host for rank, (host, _, _) in said.items()}
@@ -53,12 +52,19 @@ def with_digests(transport: Transport, tables: Iterable[Table]) -> list[Table]:
             rank for rank in sorted(said) if (said[rank][0], said[rank][2]) == (here, opened)
         ]
         place = together.index(transport.rank)
-        shared = share_json(transport, _checked_digests(tables, place, together))
+        shared = gather(transport, partial(_checked_digests, tables, place, together))
         if shared.keys() == said.keys():
             _raise_damage(shared)
-            found = _agreed(shared, hosts)
-            _check_names(tables, found)
-            return _with(tables, found)
+            agreed = _agreed(shared, hosts)
+            _check_names(tables, agreed)
+            return _with(tables, agreed)
+
+
+def _facts(tables: Sequence[Table]) -> list[Any]:
+    """This rank's host, its loaded tables, and the identities of the opened files."""
+    files = [table for table in tables if isinstance(table.initial, FileValues)]
+    loaded = [[table.name, table.rows, table.dim, *_others(table)] for table in files]
+    return [host_name(), loaded, _opened(files)]
 
 
 def _check_files(tables: Iterable[Table], place: int, of: int) -> None:

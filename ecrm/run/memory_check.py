@@ -15,32 +15,34 @@ from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import RowSpace
-from ecrm.process.linux import memory_bytes
-from ecrm.run.collective_check import collective_check, share_json
 from ecrm.run.connect import Cluster
 from ecrm.storage.base import VECTOR, state_shapes
-from ecrm.transport.base import Transport
 
 MB = 1e6
 
 
-def check_memory(
-    transport: Transport, config: Config, cluster: Cluster, spaces: Sequence[RowSpace]
+def judge_memory(
+    config: Config,
+    cluster: Cluster,
+    spaces: Sequence[RowSpace],
+    available: Mapping[int, int],
+    gpus: Mapping[int, tuple[str, int] | None],
 ) -> str:
-    """Collective: a warning, or "", about tables possibly too large for the hosts' memory.
+    """A warning, or "", about tables possibly too large for the memory of hosts and GPUs.
 
-    Raises UsageError on every rank if the memory is certain to be too small: with storage.prefault,
-    or if the system refuses a table so large. Otherwise rows never updated need no memory. Tables
-    on a GPU are checked by `check_gpu_memory`. Tables in mapped files are not checked. Memory taken
-    earlier by a script is not available any more, and thereby counted; memory taken later by the
-    script and the workers of its data is not counted.
+    By rank: the bytes `available` on its host, and its result of `shown_gpu`. Raises UsageError if
+    the memory is certain to be too small: with storage.prefault, or on a GPU, where all memory of
+    the tables is taken at the start. Otherwise rows never updated need no memory. Tables in mapped
+    files are not checked. Memory taken earlier by a script is not available any more, and thereby
+    counted; memory taken later by the script and the workers of its data is not counted.
     """
-    on_gpu = check_gpu_memory(transport, config, cluster, spaces)
-    available = share_json(transport, memory_bytes()[1])
-    if config.kind.rows_in_files:
-        return ""
     hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
     each = shard_bytes(spaces, cluster.protection.shape, cluster.rows_on_gpu)
+    on_gpu = {rank: shown for rank, shown in gpus.items() if shown is not None}
+    needed_there = {rank: each * len(cluster.view.shards_of(rank)) for rank in on_gpu}
+    judge_gpus(needed_there, on_gpu, hosts)
+    if config.kind.rows_in_files:
+        return ""
     needed: dict[str, int] = {}
     for rank in cluster.view.shards:
         if rank not in on_gpu:
@@ -48,36 +50,25 @@ def check_memory(
     there = {
         host: min(available[rank] for rank in available if hosts[rank] == host) for host in needed
     }
-    prefault = config.storage.prefault
-    warning: str = collective_check(transport, lambda: judged(needed, there, prefault))
-    on_host = transport.rank not in on_gpu
-    shards = len(cluster.view.shards_of(transport.rank)) if on_host else 0
-    host = hosts[transport.rank]
-    collective_check(transport, lambda: reserve(spaces, cluster.protection.shape, shards, host))
-    return warning
+    return judged(needed, there, config.storage.prefault)
 
 
-def check_gpu_memory(
-    transport: Transport, config: Config, cluster: Cluster, spaces: Sequence[RowSpace]
-) -> set[int]:
-    """Collective: raise UsageError on every rank if the tables do not fit on the GPUs.
+def shown_gpu(config: Config) -> tuple[str, int] | None:
+    """As `free_on_gpu`; `None` for a rank with rows on the CPU or on an imitated GPU.
 
-    On a GPU all memory of the tables is taken at the start. The needs of ranks sharing a GPU are
-    added up. Ranks with rows on the CPU or on an imitated GPU are not checked; returns the ranks
-    checked. Each rank must have chosen its GPU.
+    Each rank must have chosen its GPU. CUDA takes memory of its own at the first call: every rank
+    of a GPU calls once before any rank counts.
     """
     looks = config.storage.device == "cuda" and not config.testing.imitated_gpu
-    if looks:
-        free_on_gpu()  # CUDA takes its own memory, on every rank before any looks
-    if not any(share_json(transport, looks).values()):
-        return set()
-    shown = share_json(transport, free_on_gpu() if looks else None)
-    there = {rank: (said[0], said[1]) for rank, said in shown.items() if said is not None}
-    each = shard_bytes(spaces, cluster.protection.shape, cluster.rows_on_gpu)
-    needed = {rank: each * len(cluster.view.shards_of(rank)) for rank in there}
-    hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
-    collective_check(transport, lambda: judge_gpus(needed, there, hosts))
-    return set(there)
+    return free_on_gpu() if looks else None
+
+
+def reserve_own(config: Config, cluster: Cluster, spaces: Sequence[RowSpace], rank: int) -> None:
+    """Ask the system for the rows of a rank's shards, as `reserve`; not for rows on a GPU."""
+    looks = config.storage.device == "cuda" and not config.testing.imitated_gpu
+    if not looks and not config.kind.rows_in_files:
+        shards = len(cluster.view.shards_of(rank))
+        reserve(spaces, cluster.protection.shape, shards, str(cluster.processes[rank]["host"]))
 
 
 def free_on_gpu() -> tuple[str, int]:
@@ -151,7 +142,7 @@ def shard_bytes(spaces: Sequence[RowSpace], shape: StripeShape, padded: bool) ->
 
 
 def judged(needed: Mapping[str, int], available: Mapping[str, int], prefault: bool) -> str:
-    """The warning of `check_memory`, or its UsageError, from bytes by host."""
+    """The warning of `judge_memory`, or its UsageError, from bytes by host."""
     for host, wanted in needed.items():
         if wanted <= available[host]:
             continue

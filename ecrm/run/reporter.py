@@ -101,7 +101,7 @@ class Reporter:
     def __init__(
         self,
         folder: RunFolder,
-        processes: dict[int, dict[str, Any]],
+        processes: Mapping[int, Mapping[str, Any]],
         protected: int,
         durable: str = "",
         any_shards: bool = False,

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class RunFolder:
         except OSError as error:
             self._in_trouble(self.path, error, least)
 
-    def ranks(self, view: View, processes: dict[int, dict[str, Any]]) -> None:
+    def ranks(self, view: View, processes: Mapping[int, Mapping[str, Any]]) -> None:
         """Replace ranks.json: every started rank with process, roles, and whether alive."""
         self._replace(
             "ranks.json",

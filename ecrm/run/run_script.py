@@ -28,12 +28,11 @@ from ecrm.model.determinism import prepare_torch, seed_slot
 from ecrm.process.gpu import is_lost
 from ecrm.process.guard import Guarded
 from ecrm.process.stop_signals import StopSignals
-from ecrm.run.check_inputs import check_inputs
-from ecrm.run.check_start import check_kernels
-from ecrm.run.claim import Job
-from ecrm.run.collective_check import collective_check
+from ecrm.run.gather import gather
+from ecrm.run.inputs import open_data, use_kernels
 from ecrm.run.rank_run import RunStopped
 from ecrm.run.run_rank import run_rank
+from ecrm.run.spec import RunSpec
 from ecrm.run.this_rank import WITHOUT_GROUPS, ThisRank, be
 from ecrm.run.user_frames import own_line, own_traceback
 
@@ -43,15 +42,18 @@ class Failure:
     """The failure of a script: a line, and the user's own traceback, "" for no traceback.
 
     `place` is the place of a slot to be tried on another rank; `None` for no second try. `of_data`:
-    the script met damaged data.
+    the script met damaged data. `unprepared`: the script has not begun.
     """
 
     problem: str
     traceback: str = ""
     place: Place | None = None
     of_data: bool = False
+    unprepared: bool = False
 
     def raise_it(self) -> NoReturn:
+        if self.unprepared and not self.of_data:
+            raise UsageError(self.problem)
         raise (DataError if self.of_data else ScriptFailed)(self.problem)
 
     def show(self) -> None:
@@ -64,19 +66,19 @@ def _say(text: str, end: str = "\n") -> None:
         print(text, end=end, file=sys.stderr, flush=True)
 
 
-def run_script(script: Script, job: Job, guarded: Guarded, stop: StopSignals) -> NoReturn:
+def run_script(spec: RunSpec, guarded: Guarded, stop: StopSignals) -> NoReturn:
     """Run a script as one rank of a run, and end the process: see `run_rank`."""
     # torchrec calls a torch function with a log message about its renaming, on every rank
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     _without_input()
-    prepare_torch(job.config.train.threads)
-    seed_slot(job.config.train.seed, 0, 0)  # equal first weights of a model on every rank
+    prepare_torch(spec.config.train.threads)
+    seed_slot(spec.config.train.seed, 0, 0)  # equal first weights of a model on every rank
     run_rank(
-        lambda transport: _run(ThisRank(transport, job, script, stop, guarded.calls)),
+        lambda transport: _run(ThisRank(transport, spec, stop, guarded.calls)),
         guarded,
         stop,
-        count_calls=job.config.cluster.stuck_seconds > 0,
-        run_dir=job.run_dir,
+        count_calls=spec.config.cluster.stuck_seconds > 0,
+        run_dir=spec.run_dir,
     )
 
 
@@ -96,9 +98,6 @@ def _run(rank: ThisRank) -> int:
     Raises ScriptFailed on every rank if the script has failed on a rank.
     """
     rank.calls.awaited = False
-    if rank.script.follows_config:
-        check_inputs(rank.transport, rank.job.config)
-    check_kernels(rank.transport, rank.job.config)  # first: a session moves its module at once
     be(rank)
     try:
         code = _to_the_end(rank)
@@ -112,7 +111,7 @@ def _run(rank: ThisRank) -> int:
 
 
 def _to_the_end(rank: ThisRank) -> int:
-    failure = _execute(rank.script, rank)
+    failure = _prepare(rank) or _execute(rank.script, rank)
     if failure is None and rank.part is None:
         what = (
             "without training: no session.steps() ran"
@@ -129,6 +128,20 @@ def _to_the_end(rank: ThisRank) -> int:
     for begun in rank.begun if code == 0 else ():
         begun.forget()
     return code
+
+
+def _prepare(rank: ThisRank) -> Failure | None:
+    """Use the kernels and devices, and open the data of a config's run, before the script runs.
+
+    A session moves its module to the device at once.
+    """
+    try:
+        use_kernels(rank.transport, rank.spec.config)
+        if rank.script.follows_config:
+            open_data(rank.spec.config)
+    except EcrmError as error:
+        return Failure(str(error), of_data=isinstance(error, DataError), unprepared=True)
+    return None
 
 
 def _execute(script: Script, rank: ThisRank) -> Failure | None:
@@ -264,7 +277,7 @@ def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
             kind = DataError if failure.of_data else ScriptFailed
             rank.part.engine.recovery.refuse(failure.problem, kind)
         rank.met = True
-        collective_check(rank.transport, failure.raise_it)
+        gather(rank.transport, failure.raise_it)
     except EcrmError as error:
         if error.speaker in (None, rank.transport.rank):
             failure.show()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,24 +24,25 @@ from ecrm.engine.sealed import meet
 from ecrm.engine.slot_faults import AFTER, UNJUDGED, Place
 from ecrm.errors import EcrmError, Unrecoverable, UsageError
 from ecrm.model.module_replica import ModuleReplica
-from ecrm.model.nested_state import leaves
+from ecrm.placement.initial_values import FileValues
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.process.device import device_of, gpu_trained_on
+from ecrm.process.device import device_of, gpu_trained_on, trained_on
 from ecrm.process.preflight import host_name
 from ecrm.run.announce import start_fields, start_in_words, tell_end
 from ecrm.run.build_rank import Rank, build_rank
-from ecrm.run.check_start import check_alike, check_started
-from ecrm.run.claim import Job, RunContext, claim_run
-from ecrm.run.collective_check import collective_check, share_at_start, share_json
-from ecrm.run.connect import Cluster, connect
-from ecrm.run.consistency import Alike, given_of
+from ecrm.run.claim import RunContext, claim_run
+from ecrm.run.connect import Cluster, accept, connect, share_with
+from ecrm.run.consistency import given_of
 from ecrm.run.ending import Ending, Record
 from ecrm.run.finite import REMEDY as OF_CONFIGS
+from ecrm.run.gather import gather, on_all, share_at_start
+from ecrm.run.hello import Hello, Inputs, check_inputs, hello_of
+from ecrm.run.inputs import OF_CONFIG, OF_SCRIPT, check_started, data_of
 from ecrm.run.keep import checkpoints_of, inherit_best
 from ecrm.run.loaded_files import with_digests
 from ecrm.run.log_delivery import FileMark, NoMark
-from ecrm.run.memory_check import check_memory
+from ecrm.run.memory_check import judge_memory, reserve_own, shown_gpu
 from ecrm.run.plan import BuiltIn, dense_arch
 from ecrm.run.policy import policy_of
 from ecrm.run.rank_run import RankRun, RunStopped
@@ -48,26 +50,20 @@ from ecrm.run.reported import EVALUATED, ended_early, last_named
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import make_run_dir
 from ecrm.run.session_progress import SessionProgress, samples_of, steps_skipped
+from ecrm.run.spec import RunSpec
 from ecrm.run.standstill import Standstill
 from ecrm.run.started import Started, Wanted, too_late
 from ecrm.run.summary import flat_state
 from ecrm.run.this_rank import WITHOUT_GROUPS, ThisRank, this_rank
 from ecrm.run.trained_module import (
     TrainedModule,
-    begins_otherwise,
-    differences,
     digests_of,
     names_of,
     shapes_of,
 )
-from ecrm.run.whereabouts import Whereabouts
+from ecrm.run.whereabouts import Whereabouts, word_of
 from ecrm.transport.base import Transport
 
-ALIKE = Alike(
-    "script and config",
-    {"script": "another script"},
-    "copy the script and the config to every host, and give it the same arguments",
-)
 REMEDY = "lower the learning rates"
 TOLD = "told"
 """The file in a run folder with the `Mark` of the steps told to functions for on_commit."""
@@ -89,9 +85,8 @@ def start_run(wanted: Wanted) -> Started:
         _end_before(rank)
         free_memory()
     rank.met = True
-    collective_check(transport, lambda: _check_begun(futile))
-    job, follows = rank.job_of(rank.number), rank.script.follows_config
-    gone = () if rank.number == 1 else _gone(transport, job.config)
+    spec, follows = rank.spec_of(rank.number), rank.script.follows_config
+    gone = () if rank.number == 1 else _gone(transport, spec.config)
 
     def say_on_first(line: str) -> None:
         if transport.rank == transport.live[0]:
@@ -99,24 +94,40 @@ def start_run(wanted: Wanted) -> Started:
 
     with Waiting(say_on_first) as waiting:
         waiting(f"{'the' if follows else 'the script and the'} config are checked")
-        started = len(transport.live) + len(gone)
-        config = collective_check(transport, lambda: _config(job, wanted, started, follows))
-        wanted = replace(wanted, tables=with_digests(transport, _named(wanted.tables, follows)))
-        module = _trained(wanted, config)
-        _check(transport, rank, config, module)
+        started = _Start(rank, wanted, len(transport.live) + len(gone))
+        said = gather(transport, lambda: started.hello(spec, futile))
+        hellos = {of: Hello(**facts) for of, facts in said.items()}
+        check_inputs(transport, hellos, started.inputs, OF_CONFIG if follows else OF_SCRIPT)
+        if any(hello.reads_files for hello in hellos.values()):
+            started.read_files()
+        wanted, config, module = started.wanted, started.config, started.module
         trained = BuiltIn(config, module.on) if follows else module
-        run = claim_run(transport, replace(job, config=config), trained, waiting)
-        if run is None:
+        spaces = row_spaces(wanted.tables)
+        clusters: list[Cluster] = []
+
+        def make_ready(run: RunContext) -> Any:
+            cluster = connect(transport, run, hellos, gone)
+            clusters[:] = [cluster]
+            reserve_own(config, cluster, spaces, transport.rank)
+            return [accept(transport, hellos), shown_gpu(config)]
+
+        claimed = claim_run(transport, replace(spec, config=config), trained, make_ready, waiting)
+        if claimed is None:
             raise RunStopped(0)
+        run, ready = claimed
         replica = wanted.make_dense()
         if follows and run.start.checkpoints and isinstance(replica, ModuleReplica):
             replica.goes_on_from = run.start.checkpoints[0].step
         rank.held.append(run.held)
-        cluster = connect(transport, run, gone)
-        lacking = check_memory(transport, config, cluster, row_spaces(wanted.tables))
+        cluster = share_with(transport, clusters[0], {of: said[0] for of, said in ready.items()})
+        available = {of: hello.available for of, hello in hellos.items()}
+        gpus = {of: said[1] for of, said in ready.items()}
+        lacking = on_all(transport, lambda: judge_memory(config, cluster, spaces, available, gpus))
         if lacking:
             say_on_first(f"warning: {lacking}")
-        whereabouts = Whereabouts.shared(transport)
+        cluster.cores.heed(cluster.view)
+        words = {of: hello.word for of, hello in hellos.items()}
+        whereabouts = Whereabouts.of_ranks(transport, started.word, words)
         built = build_rank(
             transport,
             run,
@@ -135,7 +146,7 @@ def start_run(wanted: Wanted) -> Started:
         end = {"open_end": True} if wanted.open_end else {}
         fields = start_fields(run, cluster, built, {**own, **end})
     built.standstill.places = whereabouts.places
-    rank_run, words = _rank_run(rank, run, built, fields, wanted)
+    rank_run, summary = _rank_run(rank, run, built, fields, wanted)
     built.standstill.watch(built.engine)
     _tell_start(run, cluster, built, fields, wanted)
     gc.collect()
@@ -148,7 +159,9 @@ def start_run(wanted: Wanted) -> Started:
         whereabouts.be_at(place if isinstance(place, Place) else None)
         rank.calls.awaited = not (isinstance(place, Place) and place.part == AFTER)
 
-    rank.part = ScriptPart(rank_run, run.folder, built.standstill, doing, words, wanted.make_dense)
+    rank.part = ScriptPart(
+        rank_run, run.folder, built.standstill, doing, summary, wanted.make_dense
+    )
     typed = config.train.check_determinism
     if typed < 0:
         typed = 0 if follows else wanted.check_steps  # tests have checked the recipe
@@ -166,6 +179,43 @@ def start_run(wanted: Wanted) -> Started:
     )
 
 
+class _Start:
+    """This rank's inputs to a run, as wanted by a session; `word` holds the rank's whereabouts."""
+
+    def __init__(self, rank: ThisRank, wanted: Wanted, started: int) -> None:
+        """`started` is the number of ranks, dead ranks included."""
+        self._rank, self._started = rank, started
+        self._follows = rank.script.follows_config
+        self.wanted = replace(wanted, tables=_named(wanted.tables, self._follows))
+        self.word, self._offset = word_of(rank.transport)
+
+    def hello(self, spec: RunSpec, futile: bool) -> dict[str, Any]:
+        """Check the inputs of this rank, and return its hello. Raises UsageError and DataError."""
+        _check_begun(futile)
+        wanted, follows, config = self.wanted, self._follows, spec.config
+        self.config = config = _config(spec, wanted, self._started)
+        self.module = _trained(wanted, config)
+        if follows:
+            others: dict[str, Any] = {"data": data_of(config)}
+            steps = BuiltIn(config).steps()
+        else:
+            text = self._rank.script.path.read_bytes()
+            script = [hashlib.sha256(text).hexdigest(), list(self._rank.script.arguments)]
+            others, steps = {"script": script}, wanted.steps
+        given = given_of(host_name(), config, steps, **others)
+        about = json.loads(json.dumps(self.module.about()))
+        self.inputs = Inputs(given, trained_on(config), about, self.module.weights)
+        shown_gpu(config)  # before any rank counts
+        reads = any(isinstance(table.initial, FileValues) for table in wanted.tables)
+        return hello_of(self._rank.transport, config, self.inputs, reads, self._offset)
+
+    def read_files(self) -> None:
+        """Collective: read the files of tables, and compare the content between ranks."""
+        tables = with_digests(self._rank.transport, self.wanted.tables)
+        self.wanted = replace(self.wanted, tables=tables)
+        self.module = replace(self.module, wanted=self.wanted)
+
+
 def _end_before(rank: ThisRank) -> None:
     """Collective: end the run of the script's session before the one that begins.
 
@@ -176,7 +226,7 @@ def _end_before(rank: ThisRank) -> None:
     assert part is not None
     if rank.unfinished:
         raise UsageError(rank.unfinished)
-    run_dir = rank.job_of(rank.number + 1).run_dir
+    run_dir = rank.spec_of(rank.number + 1).run_dir
     if run_dir is not None:  # before the run is complete: it tells the launch of one more
         try:
             make_run_dir(run_dir)
@@ -193,7 +243,7 @@ def _end_before(rank: ThisRank) -> None:
         if rank.transport.rank == reporter and not complete:
             raise EcrmError(f"session {rank.number} is not complete: cannot write summary.json")
 
-    collective_check(rank.transport, check_complete)
+    gather(rank.transport, check_complete)
     part.share_model()
     rank.calls.awaited = False  # the start of a session takes as long as it takes
     rank.part, rank.place, rank.number = None, "", rank.number + 1
@@ -283,15 +333,15 @@ def _multiplied(config: Config, wanted: Wanted) -> int | None:
     return len(wanted.tables) if native else None
 
 
-def _config(job: Job, wanted: Wanted, started: int, follows: bool) -> Config:
+def _config(spec: RunSpec, wanted: Wanted, started: int) -> Config:
     """Merge the script's choices into the config. Raises UsageError if the two conflict.
 
-    `follows`: the script follows the config, and has no choices of its own.
+    A recipe has no choices of its own. `started` is the number of ranks.
     """
-    config = job.config
+    config = spec.config
     check_started(started, config)
-    check_best(config, job.run_dir, wanted)
-    if follows:
+    check_best(config, spec.run_dir, wanted)
+    if spec.script.follows_config:
         return config
     trainers = config.cluster.trainers
     if wanted.slots < trainers:
@@ -343,76 +393,6 @@ def check_best(config: Config, run_dir: Path | None, wanted: Wanted) -> None:
             "checkpoints",
             otherwise="leave out keep_best, or give the run another protection",
         )
-
-
-def _check(transport: Transport, rank: ThisRank, config: Config, trained: TrainedModule) -> None:
-    """Collective: raise UsageError on every rank unless all have the same script, config and model.
-
-    The arguments of the script and the first weights must be the same, too. A config and its data
-    were compared before.
-    """
-    if not rank.script.follows_config:
-        text = collective_check(transport, rank.script.path.read_bytes)
-        mine = given_of(
-            host_name(),
-            config,
-            trained.wanted.steps,
-            script=[hashlib.sha256(text).hexdigest(), list(rank.script.arguments)],
-        )
-        check_alike(transport, mine, ALIKE)
-    check_models(share_json(transport, trained.about()))
-    check_weights(share_json(transport, trained.weights))
-
-
-def check_models(of_ranks: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise UsageError unless all ranks have the same model.
-
-    `of_ranks` are the results of `TrainedModule.about`, by rank.
-    """
-    first, *others = sorted(of_ranks)
-    here = of_ranks[first]
-    for rank in others:
-        there = of_ranks[rank]
-        for name, table in here["table"].items():
-            if begins_otherwise(there["table"].get(name), table):
-                raise _other_numbers(f"table {name}", rank, first)
-        if there != here:
-            where = f"on rank {rank}", f"on rank {first}"
-            raise UsageError(
-                f"rank {rank} has another model than rank {first}: "
-                f"{differences(there, here, *where) or _first_other(there, here, *where)}",
-                otherwise="build it alike on all ranks, from the script and its arguments alone",
-            ).on_all_ranks(first)
-
-
-def _first_other(said: Mapping[str, Any], mine: Mapping[str, Any], there: str, here: str) -> str:
-    """Describe the first different number of two identities of the same tables and tensors."""
-    theirs, ours = dict(leaves(said)), dict(leaves(mine))
-    return next(
-        f"{name} is {theirs.get(name)} {there}, {ours.get(name)} {here}"
-        for name in {**ours, **theirs}
-        if theirs.get(name) != ours.get(name)
-    )
-
-
-def check_weights(of_ranks: Mapping[int, Mapping[str, str]]) -> None:
-    """Raise UsageError unless every tensor of the module is the same on all ranks.
-
-    `of_ranks` are the digests of tensors, by rank and name.
-    """
-    first, *others = sorted(of_ranks)
-    for rank in others:
-        for name, digest in of_ranks[first].items():
-            if of_ranks[rank].get(name) != digest:
-                raise _other_numbers(name, rank, first)
-
-
-def _other_numbers(name: str, rank: int, first: int) -> UsageError:
-    return UsageError(
-        f"{name} begins with other numbers on rank {rank} than on rank {first}",
-        otherwise="draw them alike on all ranks, such as by torch.manual_seed(0) "
-        "before the model is built",
-    ).on_all_ranks(first)
 
 
 def _engine(

@@ -15,8 +15,8 @@ from ecrm.process.calls import Calls
 from ecrm.process.stop_signals import StopSignals
 from ecrm.run.auto_resume import AUTO_RESUME, gone_on_from
 from ecrm.run.begun_file import BegunFile
-from ecrm.run.claim import Job
 from ecrm.run.session_folders import session_folder
+from ecrm.run.spec import RunSpec
 from ecrm.transport.base import Transport
 
 WITHOUT_GROUPS = "leave out process groups, for a session has ranks of its own"
@@ -64,8 +64,7 @@ class ThisRank:
     """
 
     transport: Transport
-    job: Job
-    script: Script
+    spec: RunSpec
     stop: StopSignals
     calls: Calls
     met: bool = False
@@ -75,28 +74,33 @@ class ThisRank:
     number: int = 1
     held: list[object] = field(default_factory=list)
 
-    def job_of(self, number: int) -> Job:
-        """The job of one of the script's sessions. `--kill` and `--init-from` are the first's."""
-        job = self.job
-        if job.run_dir is not None:
-            begun = session_folder(job.run_dir, number + 1).is_dir()
-            job = replace(job, run_dir=session_folder(job.run_dir, number), is_through=begun)
+    @property
+    def script(self) -> Script:
+        """The script that trains."""
+        return self.spec.script
+
+    def spec_of(self, number: int) -> RunSpec:
+        """The spec of one of the script's sessions. `--kill` and `--init-from` are the first's."""
+        spec = self.spec
+        if spec.run_dir is not None:
+            begun = session_folder(spec.run_dir, number + 1).is_dir()
+            spec = replace(spec, run_dir=session_folder(spec.run_dir, number), is_through=begun)
         if number == 1:
-            return job
-        if job.config.mapped.path:
-            files = session_folder(Path(job.config.mapped.path), number)
-            mapped = replace(job.config.mapped, path=str(files))
-            job = replace(job, config=replace(job.config, mapped=mapped))
-        resume = job.resume
+            return spec
+        if spec.config.mapped.path:
+            files = session_folder(Path(spec.config.mapped.path), number)
+            mapped = replace(spec.config.mapped, path=str(files))
+            spec = replace(spec, config=replace(spec.config, mapped=mapped))
+        resume = spec.resume
         if resume not in (None, AUTO_RESUME):
             before = session_folder(resume, number)
             resume = before if gone_on_from(before) is not None else None
-        return replace(job, resume=resume, kills=(), init_from=None)
+        return replace(spec, resume=resume, kills=(), init_from=None)
 
     @property
-    def next_job(self) -> Job:
-        """The job of the session that is the next to train."""
-        return self.job_of(self.number + (self.part is not None))
+    def next_spec(self) -> RunSpec:
+        """The spec of the session that is the next to train."""
+        return self.spec_of(self.number + (self.part is not None))
 
     @property
     def unfinished(self) -> str:

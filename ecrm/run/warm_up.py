@@ -11,7 +11,7 @@ from ecrm.config.schema import Config
 from ecrm.kernels.warm_up import Shapes, warm_up
 from ecrm.placement.tables import RowSpace
 from ecrm.process.device import DEVICES, device_of
-from ecrm.run.collective_check import share_json
+from ecrm.run.gather import gather
 from ecrm.transport.base import Transport
 
 
@@ -20,16 +20,19 @@ def warm_up_kernels(
     config: Config,
     spaces: Iterable[RowSpace],
     features: int | None,
+    any_gpu: bool,
     say_on_first: Callable[[str], None],
 ) -> None:
     """Collective: compile the kernels needed on this rank's GPU, and print the time taken.
 
     `features` is the number of embeddings of a sample multiplied by the model on the GPU,
-    `None` for none. A rank without a GPU compiles no kernels.
+    `None` for none. A rank without a GPU compiles no kernels. `any_gpu`: some rank has a GPU.
     """
     devices = [device_of(config, name) for name in DEVICES]
     used = [device for device in devices if device.type == "cuda"]
     interpreted = config.testing.imitated_gpu and config.kernels.backend != "reference"
+    if not any_gpu:
+        return
     seconds = None
     if used and not interpreted:
         began = time.monotonic()
@@ -38,7 +41,7 @@ def warm_up_kernels(
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         seconds = time.monotonic() - began
-    took = [each for each in share_json(transport, seconds).values() if each is not None]
+    took = [each for each in gather(transport, lambda: seconds).values() if each is not None]
     if took:
         say_on_first(f"kernels of the GPU are ready after {max(took):.1f} s")
 

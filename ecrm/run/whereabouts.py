@@ -6,11 +6,12 @@ memory unchanged, and a survivor on the same host knows whether the script's own
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
-import torch
+from torch import Tensor
 
 from ecrm.engine.slot_faults import PARTS, Place
-from ecrm.run.collective_check import share_at_start
 from ecrm.transport.base import Transport
 
 _NOWHERE = 0
@@ -27,18 +28,17 @@ class Whereabouts:
         self._rank, self._mine, self._of = rank, mine, of
 
     @staticmethod
-    def shared(transport: Transport) -> Whereabouts:
-        """Collective, before an engine exists, once ranks of a host read each other's memory."""
-        word = transport.allocate_shared(1, dtype=np.int64)
-        memory = transport.shared_memory
-        offset = None if memory is None else memory.offset(word)
-        offsets = share_at_start(transport, [torch.tensor([-1 if offset is None else offset])])
-        of = {}
-        for rank, (said,) in offsets.items():
+    def of_ranks(transport: Transport, mine: Tensor, words: Mapping[int, int]) -> Whereabouts:
+        """The whereabouts of all ranks of this host, once the ranks read each other's memory.
+
+        `mine` is the word of this rank, from `word_of`; `words` are the offsets by rank.
+        """
+        memory, of = transport.shared_memory, {}
+        for rank, offset in words.items():
             its = None if memory is None else memory.memory_of(rank)
-            if its is not None and int(said) >= 0:
-                of[rank] = its[int(said) :][:8].view(np.int64)
-        return Whereabouts(transport.rank, word.numpy(), of)
+            if its is not None and offset >= 0:
+                of[rank] = its[offset:][:8].view(np.int64)
+        return Whereabouts(transport.rank, mine.numpy(), of)
 
     def be_at(self, place: Place | None) -> None:
         """Note the place where user code begins; `None` once user code is done."""
@@ -58,6 +58,14 @@ class Whereabouts:
         if word is None:
             return None
         return () if word[0] == _NOWHERE else (_read(int(word[0])),)
+
+
+def word_of(transport: Transport) -> tuple[Tensor, int]:
+    """A word of shared memory for this rank's place, int64 [1], and its offset; -1 for none."""
+    word = transport.allocate_shared(1, dtype=np.int64)
+    memory = transport.shared_memory
+    offset = None if memory is None else memory.offset(word)
+    return word, -1 if offset is None else offset
 
 
 def _written(place: Place) -> int:

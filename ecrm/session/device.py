@@ -29,7 +29,7 @@ def session_device(wanted: torch.device | str | None) -> torch.device:
             f"Session(device={str(wanted)!r}) is no device", otherwise="give 'cpu' or 'cuda'"
         ) from None
     if is_rank():
-        config = this_rank().job.config
+        config = this_rank().spec.config
         device = device_of(config, "train.device")
         asked = device if wanted is None else torch.device(wanted)
         if asked.type != device.type:

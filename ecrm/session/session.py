@@ -517,9 +517,9 @@ class Session:
         self._check_before("load")
         source = typed_path(path).absolute()
         if is_rank():
-            job = this_rank().next_job
-            assert job.run_dir is not None, "a script's run has a folder"
-            begun = BegunFile.of(source, job.run_dir, job.resume)
+            spec = this_rank().next_spec
+            assert spec.run_dir is not None, "a script's run has a folder"
+            begun = BegunFile.of(source, spec.run_dir, spec.resume)
             source = begun.to_load()
         state, opened = open_model(source)
         if is_rank():

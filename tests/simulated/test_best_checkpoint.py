@@ -12,7 +12,7 @@ import pytest
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find, locate, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
-from ecrm.run.collective_check import on_one_rank
+from ecrm.run.gather import decide
 from ecrm.testing.simulate.workload import Workload, run_workload
 from ecrm.testing.simulated_transport import RandomFaults, RankKilled, SimulatedCluster
 from support.simulating import dies_once
@@ -155,7 +155,7 @@ def test_a_rank_that_dies_as_it_inherits_leaves_that_to_the_next():
         return f"done by {rank}"
 
     def program(transport) -> str:
-        return on_one_rank(transport, lambda: act(transport.rank))
+        return decide(transport, lambda: act(transport.rank))
 
     outcome = SimulatedCluster(3, 1).run(program)
     assert did == [0, 1] and outcome.results == {1: "done by 1", 2: "done by 1"}

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ecrm.config import load_config
+from ecrm.config.script import Script
 from ecrm.errors import EcrmError, UsageError
-from ecrm.run import collective_check
-from ecrm.run.collective_check import on_one_rank, own_folder
+from ecrm.run import claim
+from ecrm.run.claim import claim_run
+from ecrm.run.gather import decide
+from ecrm.run.plan import Start
+from ecrm.run.spec import RunSpec
 from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 
 
@@ -35,21 +42,29 @@ def cluster_of_mpi(faults):
 
 
 @pytest.mark.parametrize("dead", [(), (0,), (0, 1)])
-def test_the_next_rank_takes_the_folder(dead, monkeypatch, tmp_path):
+def test_the_next_rank_takes_the_folder_and_decides(dead, monkeypatch, tmp_path):
     owners: list[int] = []
-    monkeypatch.setattr(collective_check, "RunLock", lambda folder, host: Lock(owners))
     cluster = cluster_of_mpi([PhaseFault(rank, 0, "take") for rank in dead])
+    monkeypatch.setattr(claim, "RunLock", lambda folder, host: Lock(owners))
+    monkeypatch.setattr(claim, "check_run_dir", lambda folder, mine: None)
+    config = load_config("tiny", ["data.path=x"])
+
+    def find(*arguments: object) -> Start:
+        rank = arguments[-1]
+        cluster.enter_phase(rank, 0, "take")
+        owners.append(rank)
+        return Start(7, {"rows_seed": rank})
 
     def program(transport):
-        def check():
-            cluster.enter_phase(transport.rank, 0, "take")
-            owners.append(transport.rank)
+        spec, trained = RunSpec(Script(Path("train.py")), config, tmp_path), transport.rank
+        run, ready = claim_run(transport, spec, trained, lambda run: trained, lambda line: None)
+        return run.start.steps, run.start.identity["rows_seed"], list(ready.values())
 
-        return own_folder(transport, tmp_path, "host", check)[1]
-
+    monkeypatch.setattr(claim, "find_starting_point", find)
     outcome = cluster.run(program)
+    live = list(range(len(dead), 4))
     assert owners == [len(dead)]
-    assert outcome.results == {rank: [] for rank in range(len(dead), 4)}
+    assert outcome.results == {rank: (7, len(dead), live) for rank in live}
 
 
 @pytest.mark.parametrize("dead", [(), (0,), (0, 1)])
@@ -61,7 +76,7 @@ def test_the_next_rank_looks(dead):
             cluster.enter_phase(transport.rank, 0, "look")
             return transport.rank
 
-        return on_one_rank(transport, look)
+        return decide(transport, look)
 
     outcome = cluster.run(program)
     assert outcome.results == {rank: len(dead) for rank in range(len(dead), 4)}
@@ -73,7 +88,7 @@ def test_an_error_of_the_rank_that_looks_is_every_ranks():
             raise UsageError(f"rank {transport.rank} finds another run")
 
         with pytest.raises(EcrmError) as told:
-            on_one_rank(transport, look)
+            decide(transport, look)
         return str(told.value), told.value.speaker
 
     outcome = SimulatedCluster(3, 1).run(program)

@@ -37,7 +37,9 @@ def begun(folder: Path, line: list[str], event: str = "progress") -> subprocess.
     deadline = time.monotonic() + RUN_SECONDS
     file = folder / "events.jsonl"
     while not file.exists() or f'"event": "{event}"' not in file.read_text():
-        assert time.monotonic() < deadline and process.poll() is None, f"no {event}"
+        if time.monotonic() > deadline or process.poll() is not None:
+            process.kill()
+            raise AssertionError(f"no {event}: {process.communicate()[0]}")
         time.sleep(0.02)
     return process
 

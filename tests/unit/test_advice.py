@@ -27,10 +27,11 @@ from ecrm.errors import UsageError
 from ecrm.kernels import native
 from ecrm.launch.memory_needs import check_memory
 from ecrm.launch.scalars import require_tensorboard
+from ecrm.process.device import use_device
 from ecrm.protection.registry import make_protection
-from ecrm.run.check_start import use_device, use_instruction_set
 from ecrm.run.claim import check_shared
 from ecrm.run.connect import start_view
+from ecrm.run.inputs import use_instruction_set
 from ecrm.run.memory_check import judge_gpus, judged
 from ecrm.run.plan import find_starting_point, kept_by, plan
 from ecrm.storage import prefault

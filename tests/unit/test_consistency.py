@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from ecrm.config import load_config
-from ecrm.run.check_inputs import ALIKE, given
-from ecrm.run.consistency import Given
+from ecrm.run.consistency import Given, given_of
 from ecrm.run.consistency import unlike as unlike_by
+from ecrm.run.inputs import OF_CONFIG, of_manifest
 
 
 def unlike(ranks):
-    return unlike_by(ranks, ALIKE)
+    return unlike_by(ranks, OF_CONFIG)
 
 
 MANIFEST = {
@@ -25,7 +25,8 @@ MANIFEST = {
 
 
 def has(host: str = "a", *sets: str, steps: int = 7, **manifest: object) -> Given:
-    return given(host, load_config("tiny", ["data.path=x", *sets]), {**MANIFEST, **manifest}, steps)
+    config = load_config("tiny", ["data.path=x", *sets])
+    return given_of(host, config, steps, data=of_manifest({**MANIFEST, **manifest}))
 
 
 def test_all_the_same_is_no_problem_wherever_the_data_lies():

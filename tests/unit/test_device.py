@@ -15,10 +15,8 @@ from ecrm.device import imitated_gpu
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.device import card_of, device_of, gpu_memory, trained_on, use_device
-from ecrm.run import check_start
 from ecrm.run.announce import start_in_words
-from ecrm.run.check_start import check_kernels, check_trained_on
-from ecrm.testing.simulated_transport import SimulatedCluster
+from ecrm.run.hello import check_trained_on
 
 
 def config(*sets):
@@ -59,24 +57,9 @@ def test_the_bits_of_a_gpu_are_named_by_its_model_and_by_torch(monkeypatch):
 def test_ranks_that_would_come_to_other_bits_are_named():
     check_trained_on({0: "a card with torch 2", 1: "a card with torch 2"})
     said = "rank 0 trains the model on a card with torch 2, rank 3 on a card with torch 3, which"
-    with pytest.raises(UsageError, match=re.escape(said)):
+    with pytest.raises(UsageError, match=re.escape(said)) as refused:
         check_trained_on({0: "a card with torch 2", 3: "a card with torch 3"})
-
-
-def test_other_cards_are_refused_on_every_rank_in_one_line(monkeypatch):
-    monkeypatch.setattr(check_start, "use_device", lambda config: None)
-    monkeypatch.setattr(check_start, "trained_on", lambda config: f"card {config.train.seed}")
-
-    def program(transport):
-        try:
-            check_kernels(transport, config(f"train.seed={8 if transport.rank == 2 else 7}"))
-        except UsageError as error:
-            return str(error)
-
-    said = set(SimulatedCluster(4, 0).run(program).results.values())
-    (line,) = said
-    assert line.startswith("rank 0 trains the model on card 7, rank 2 on card 8, which come to")
-    assert "\n" not in line
+    assert refused.value.speaker == 0 and "\n" not in str(refused.value)
 
 
 def test_torch_is_set_before_it_uses_the_gpu(monkeypatch):

@@ -48,7 +48,7 @@ def test_a_set_that_the_machine_lacks_is_refused(monkeypatch):
 
 def test_a_config_names_a_set_that_stays_in_use(monkeypatch):
     # not before test_kernels_triton.py has told Triton, which it may import, to interpret
-    from ecrm.run.check_start import use_instruction_set
+    from ecrm.run.inputs import use_instruction_set
 
     assert [*KEYS["kernels.instruction_set"].metadata["rule"].choices] == [
         "auto",

@@ -7,21 +7,20 @@ import torch
 
 from ecrm.base.allocate import CPU, ZerosOn, lazy_zeros
 from ecrm.config import load_config
-from ecrm.errors import EcrmError, UsageError
+from ecrm.errors import UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.run import memory_check
 from ecrm.run.memory_check import (
-    check_gpu_memory,
-    check_memory,
     judge_gpus,
+    judge_memory,
     judged,
     reserve,
     shard_bytes,
+    shown_gpu,
 )
 from ecrm.storage.base import NativeStore
-from ecrm.testing.simulated_transport import SimulatedCluster
 
 MB = 1_000_000
 
@@ -80,56 +79,56 @@ def test_ranks_that_share_a_gpu_need_it_together():
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
-def test_tables_that_do_not_fit_a_gpu_are_refused_on_every_rank(monkeypatch, lacking):
-    """Rank 3 has rows on the CPU, rank 4 on an imitated GPU: theirs need no GPU."""
+def test_tables_that_do_not_fit_a_gpu_are_refused(lacking):
+    """Ranks 3 and 4 need no GPU: theirs are rows on the CPU, and on an imitated GPU."""
     spaces = row_spaces([Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))])
     shape = StripeShape(3, 2, 1)
     free = 2 * shard_bytes(spaces, shape, True) - lacking
-    monkeypatch.setattr(memory_check, "free_on_gpu", lambda: ("one", free))
-    view = SimpleNamespace(shards_of=lambda rank: [[0], [1], [], [2], [3]][rank])
-    processes = {rank: {"host": "a"} for rank in range(5)}
-    protection = SimpleNamespace(shape=shape)
-    about = SimpleNamespace(view=view, processes=processes, protection=protection, rows_on_gpu=True)
-    on_gpu = ["storage.device=cuda"]
-    sets = {3: [], 4: [*on_gpu, "testing.imitated_gpu=true"]}
+    about = cluster([[0], [1], [], [2], [3]], shape)
+    gpus = {0: ("one", free), 1: ("one", free), 2: ("one", free), 3: None, 4: None}
+    config = load_config("tiny", ["data.path=x", "storage.device=cuda"])
 
-    def program(transport):
-        config = load_config("tiny", ["data.path=x", *sets.get(transport.rank, on_gpu)])
-        try:
-            return check_gpu_memory(transport, config, about, spaces)
-        except EcrmError as error:
-            return str(error)
+    def judge() -> str:
+        return judge_memory(config, about, spaces, dict.fromkeys(range(5), 10**12), gpus)
 
-    said = SimulatedCluster(5, 0).run(program).results
     if lacking:
-        assert all("on the GPU of ranks 0, 1, 2 on a" in said[rank] for rank in range(5))
+        with pytest.raises(UsageError, match="on the GPU of ranks 0, 1, 2 on a"):
+            judge()
     else:
-        assert all(said[rank] == {0, 1, 2} for rank in range(5))
+        assert judge() == ""
 
 
-def test_a_host_has_the_rows_that_are_not_on_a_gpu(monkeypatch):
+def test_only_a_rank_with_rows_on_a_real_gpu_counts_its_memory(monkeypatch):
+    monkeypatch.setattr(memory_check, "free_on_gpu", lambda: ("one", 7))
+
+    def shown(*sets: str) -> tuple[str, int] | None:
+        return shown_gpu(load_config("tiny", ["data.path=x", *sets]))
+
+    assert shown() is None and shown("storage.device=cuda") == ("one", 7)
+    assert shown("storage.device=cuda", "testing.imitated_gpu=true") is None
+
+
+def cluster(shards: list[list[int]], shape: StripeShape) -> SimpleNamespace:
+    """A run's ranks on host a, with the shards of each."""
+    view = SimpleNamespace(
+        shards=[rank for rank, held in enumerate(shards) for _ in held],
+        shards_of=lambda rank: shards[rank],
+    )
+    processes = {rank: {"host": "a"} for rank in range(len(shards))}
+    protection = SimpleNamespace(shape=shape)
+    return SimpleNamespace(view=view, processes=processes, protection=protection, rows_on_gpu=True)
+
+
+def test_a_host_has_the_rows_that_are_not_on_a_gpu():
     spaces = row_spaces([Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))])
     shape = StripeShape(3, 2, 1)
     each = shard_bytes(spaces, shape, True)
-    monkeypatch.setattr(memory_check, "free_on_gpu", lambda: ("one", each))
-    monkeypatch.setattr(memory_check, "memory_bytes", lambda: (each, each))
-    view = SimpleNamespace(shards=[0, 1, 2], shards_of=lambda rank: [[0], [1], [2]][rank])
-    about = SimpleNamespace(
-        view=view,
-        processes={rank: {"host": "a"} for rank in range(3)},
-        protection=SimpleNamespace(shape=shape),
-        rows_on_gpu=True,
-    )
+    about = cluster([[0], [1], [2]], shape)
+    config = load_config("tiny", ["data.path=x"])
 
-    def warned(*on_gpu):
-        def program(transport):
-            sets = ["storage.device=cuda"] if transport.rank in on_gpu else []
-            config = load_config("tiny", ["data.path=x", *sets])
-            return check_memory(transport, config, about, spaces)
+    def warned(free: int, *on_gpu: int) -> str:
+        gpus = {rank: ("one", free) if rank in on_gpu else None for rank in range(3)}
+        return judge_memory(config, about, spaces, dict.fromkeys(range(3), each), gpus)
 
-        (warning,) = set(SimulatedCluster(3, 0).run(program).results.values())
-        return warning
-
-    assert warned(0).startswith("once every row is trained the tables need")
-    monkeypatch.setattr(memory_check, "free_on_gpu", lambda: ("one", 3 * each))
-    assert warned(0, 1) == "" == warned(0, 1, 2)
+    assert warned(each, 0).startswith("once every row is trained the tables need")
+    assert warned(3 * each, 0, 1) == "" == warned(3 * each, 0, 1, 2)

@@ -14,10 +14,11 @@ from ecrm.config.script import Script
 from ecrm.errors import EcrmError
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.calls import Calls
+from ecrm.run import gather
 from ecrm.run import session_run as build
 from ecrm.run import this_rank as session_rank
-from ecrm.run.claim import Job
 from ecrm.run.run_script import _run
+from ecrm.run.spec import RunSpec
 from ecrm.run.this_rank import ThisRank
 from ecrm.transport.alone import LoneTransport
 
@@ -66,9 +67,9 @@ def run(tmp_path, monkeypatch):
         path = tmp_path / "train.py"
         path.write_text(HEAD + text)
         script = Script(path)
-        job = Job(script.load_config(ONE_RANK))
+        spec = RunSpec(script, script.load_config(ONE_RANK))
         stop = SimpleNamespace(received=None)
-        return _run(ThisRank(LoneTransport(), job, script, stop, Calls()))
+        return _run(ThisRank(LoneTransport(), spec, stop, Calls()))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session_rank, "_this", [])
@@ -230,3 +231,17 @@ def test_a_process_group_of_several_is_refused(run, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     monkeypatch.setattr(session_rank, "_this", [])
     assert run(LOOP) == 0
+
+
+def test_a_start_is_three_messages_between_ranks(run, monkeypatch):
+    """Hello, the decision of the lowest rank, and the join of all ranks."""
+    messages: list[object] = []
+    shared = gather.share_at_start
+
+    def share(transport, mine):
+        messages.append(mine)
+        return shared(transport, mine)
+
+    monkeypatch.setattr(gather, "share_at_start", share)
+    assert run(LOOP) == 0
+    assert len(messages) == 3

@@ -10,8 +10,8 @@ from ecrm.launch.launcher import RunFailed, judge
 from ecrm.launch.supervise import Ending
 from ecrm.launch.watch import Watch
 from ecrm.run.auto_resume import AUTO_RESUME, look
-from ecrm.run.claim import Job
 from ecrm.run.session_folders import newest_session, session_folder
+from ecrm.run.spec import RunSpec
 from ecrm.run.this_rank import ThisRank
 
 LAUNCH = "abc"
@@ -155,6 +155,6 @@ def test_a_watch_of_a_resumed_run_follows_the_sessions_as_they_go_on(tmp_path):
 
 def test_each_session_has_mapped_files_of_its_own(tmp_path):
     config = load_config("quickstart", [f"mapped.path={tmp_path / 'files'}"])
-    rank = ThisRank(None, Job(config, run_dir=tmp_path / "run"), None, None, None)
-    assert rank.job_of(1).config.mapped.path == str(tmp_path / "files")
-    assert rank.job_of(2).config.mapped.path == str(tmp_path / "files" / "session-2")
+    rank = ThisRank(None, RunSpec(None, config, run_dir=tmp_path / "run"), None, None)
+    assert rank.spec_of(1).config.mapped.path == str(tmp_path / "files")
+    assert rank.spec_of(2).config.mapped.path == str(tmp_path / "files" / "session-2")

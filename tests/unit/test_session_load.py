@@ -225,7 +225,8 @@ def told_by(monkeypatch, files: dict[int, FileValues], hosts: dict[int, str]) ->
     rank, read = 0, {}
     shares: list[dict[int, object]] = []
 
-    def share(transport, mine):
+    def share(transport, facts):
+        facts()
         return shares.pop(0)
 
     said = {
@@ -237,7 +238,7 @@ def told_by(monkeypatch, files: dict[int, FileValues], hosts: dict[int, str]) ->
         together = [other for other in sorted(hosts) if seen[other] == seen[number]]
         table = Table("user", 70, 4, None, values)
         read[number] = loaded_files._digests([table], together.index(number), together)
-    monkeypatch.setattr(loaded_files, "share_json", share)
+    monkeypatch.setattr(loaded_files, "gather", share)
     monkeypatch.setattr(loaded_files, "host_name", lambda: hosts[rank])
     found = []
     for rank in files:

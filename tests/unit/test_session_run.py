@@ -13,6 +13,7 @@ from ecrm.base.wording import MOST_SHOWN
 from ecrm.checkpoint.compatibility import check_identity, check_steps, same_bits
 from ecrm.checkpoint.exported_model import exported_model
 from ecrm.config import load_config
+from ecrm.config.script import Script
 from ecrm.engine.step_log import StepLog
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
@@ -21,16 +22,21 @@ from ecrm.placement.initial_values import Values
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.run.auto_resume import check_same
-from ecrm.run.claim import Job
+from ecrm.run.consistency import given_of
+from ecrm.run.gather import gather
+from ecrm.run.hello import Hello, Inputs, check_inputs, check_weights, hello_of
+from ecrm.run.inputs import OF_SCRIPT
 from ecrm.run.reported import Goal, Reported
 from ecrm.run.session_progress import SessionProgress
-from ecrm.run.session_run import SummaryFields, _check, _config, check_weights
+from ecrm.run.session_run import SummaryFields, _config
+from ecrm.run.spec import RunSpec
 from ecrm.run.started import Wanted
 from ecrm.run.trained_module import TrainedModule, digests_of, names_of, shapes_of
 from ecrm.testing.simulated_transport import ProgramFailed, SimulatedCluster
 
 ADAGRAD = SparseOptimizer("adagrad", 0.1)
 PATH = Path("run/checkpoints/step-5")
+SCRIPT = Script(Path("train.py"))
 
 
 def sgd(parameters):
@@ -102,14 +108,14 @@ def test_steps_beyond_those_of_a_script_are_set_in_the_script():
 
 def test_what_a_script_decides_must_fit_the_ranks():
     config = load_config("tiny", ["data.path=x", "train.seed=0"])  # 2 trainers, 6 ranks
-    assert _config(Job(config), trained().wanted, 6, False).train.steps == 10
+    assert _config(RunSpec(SCRIPT, config), trained().wanted, 6).train.steps == 10
     with pytest.raises(UsageError, match=r"Session\(slots=1\) is fewer than the 2 trainers: type"):
-        _config(Job(config), trained(slots=1).wanted, 6, False)
+        _config(RunSpec(SCRIPT, config), trained(slots=1).wanted, 6)
     with pytest.raises(UsageError, match="train.seed is 8, but the script has Session"):
         other = replace(config, train=replace(config.train, seed=8))
-        _config(Job(other), trained().wanted, 6, False)
+        _config(RunSpec(SCRIPT, other), trained().wanted, 6)
     with pytest.raises(UsageError, match="needs 6 ranks .* but 5 were started"):
-        _config(Job(config), trained().wanted, 5, False)
+        _config(RunSpec(SCRIPT, config), trained().wanted, 5)
 
 
 def test_the_best_model_needs_a_place_for_its_checkpoint():
@@ -117,10 +123,9 @@ def test_the_best_model_needs_a_place_for_its_checkpoint():
 
     def settle(*sets: str, run_dir: Path | None = PATH) -> None:
         _config(
-            Job(load_config("tiny", ["data.path=x", "train.seed=0", *sets]), run_dir),
+            RunSpec(SCRIPT, load_config("tiny", ["data.path=x", "train.seed=0", *sets]), run_dir),
             wanted,
             6,
-            False,
         )
 
     settle()
@@ -235,19 +240,19 @@ def with_tables(model: TrainedModule, *tables: Table) -> TrainedModule:
 
 
 @pytest.mark.parametrize("told", OTHERS)
-def test_ranks_that_have_built_other_models_are_told_what_differs_first(told, tmp_path):
-    """Through all that ranks compare at the start, on ranks of which one has another model."""
-    (tmp_path / "train.py").write_text("")
-    script = SimpleNamespace(
-        script=SimpleNamespace(path=tmp_path / "train.py", arguments=(), follows_config=False)
-    )
+def test_ranks_that_have_built_other_models_are_told_what_differs_first(told):
+    """Through the hellos of all ranks, of which one has another model."""
     config = load_config("tiny", ["data.path=x"])
     with_items = "table item" in told
 
     def program(transport):
         usual = with_tables(trained(), filled(1)) if with_items else trained()
         model = OTHERS[told]() if transport.rank == 2 else usual
-        _check(transport, script, config, model)
+        about = json.loads(json.dumps(model.about()))
+        mine = Inputs(given_of("here", config, 10, script="x"), "the CPU", about, {})
+        said = gather(transport, lambda: hello_of(transport, config, mine, False, -1))
+        hellos = {rank: Hello(**facts) for rank, facts in said.items()}
+        check_inputs(transport, hellos, mine, OF_SCRIPT)
 
     with pytest.raises(ProgramFailed) as failed:
         SimulatedCluster(4, 0, []).run(program)

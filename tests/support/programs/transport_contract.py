@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from ecrm.base.allocate import ReusableBuffer
-from ecrm.run.collective_check import introduce
+from ecrm.run.gather import gather
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Part, Picked, Received, gathered, matrix
 from ecrm.transport.mpi import CLOSE_SECONDS, MpiTransport
@@ -253,6 +253,19 @@ def carries_large_messages(transport: Transport, large_bytes: int) -> None:
         assert transport.exchange({}) == {}
 
 
+def introduce(transport: Transport) -> list[int]:
+    """Let ranks read each other's shared memory, as at the start of a run; returns the readers."""
+    memory = transport.shared_memory
+    if memory is None:
+        return []
+    offers = gather(transport, lambda: memory.offer("here"))
+    del offers[transport.rank]
+    accepted = gather(transport, lambda: memory.accept("here", offers))
+    readers = sorted(rank for rank, read in accepted.items() if transport.rank in read)
+    memory.share_with(readers)
+    return readers
+
+
 def lends(transport: Transport) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
     """Reads what others share and checks what this rank shares.
 
@@ -261,7 +274,7 @@ def lends(transport: Transport) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
     """
     me, others = transport.rank, [rank for rank in transport.live if rank != transport.rank]
     # nobody in the simulation, where nobody needs to be
-    assert introduce(transport, "here") in ([], others)
+    assert introduce(transport) in ([], others)
     memory = transport.allocate_shared(400, 256, dtype=np.int32)
     assert memory.shape == (400, 256) and (memory == 0).all()
     memory += me
