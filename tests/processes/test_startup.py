@@ -15,13 +15,14 @@ children = [
         [*sys.argv[2:], sys.executable, "-c", sys.argv[1]],
         env={**variables, "PMIX_NAMESPACE": "a job", "PMIX_RANK": rank},
         stdout=subprocess.PIPE if rank == "0" else subprocess.DEVNULL,
-        stdin=subprocess.PIPE,
+        stderr=None if rank == "0" else subprocess.DEVNULL,
+        start_new_session=True,
         text=True,
     )
     for rank in ("1", "0")
 ]
 print(children[1].communicate()[0], end="")
-children[0].kill()
+os.killpg(children[0].pid, 9)
 """
 GUARD = """
 import os, time
