@@ -24,7 +24,7 @@ def test_it_is_told_at_the_end_of_a_run_that_was_stopped_too(capsys):
         view = SimpleNamespace(reporter=2)
         engine = SimpleNamespace(rank=rank, view=view, state=state)
         run = SimpleNamespace(
-            kills=[FIRED, LATER, NEVER],
+            spec=SimpleNamespace(kills=[FIRED, LATER, NEVER]),
             folder=SimpleNamespace(path=None),
             durable=SimpleNamespace(own=None),
         )
