@@ -125,7 +125,7 @@ def test_a_rank_refuses_another_device_than_its_own(monkeypatch):
     def device_on_a_rank(wanted, where):
         imitated = str(where == "cuda").lower()
         typed = [f"train.device={where}", "data.path=x", f"testing.imitated_gpu={imitated}"]
-        this = SimpleNamespace(job=SimpleNamespace(config=load_config("tiny", typed)))
+        this = SimpleNamespace(spec=SimpleNamespace(config=load_config("tiny", typed)))
         monkeypatch.setattr(device, "is_rank", lambda: True)
         monkeypatch.setattr(device, "this_rank", lambda: this)
         return session_device(wanted)
