@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ecrm.checkpoint.folder import Checkpoint
 from ecrm.config import load_config
 from ecrm.config.script import Script
 from ecrm.errors import EcrmError, UsageError
@@ -93,3 +95,31 @@ def test_an_error_of_the_rank_that_looks_is_every_ranks():
 
     outcome = SimulatedCluster(3, 1).run(program)
     assert set(outcome.results.values()) == {("rank 0 finds another run", 0)}
+
+
+@pytest.mark.parametrize("there", [7, 8, None], ids=["the same", "other bytes", "missing"])
+def test_a_rank_with_another_checkpoint_than_the_first_ends_the_start(there, monkeypatch, tmp_path):
+    """Rank 0 decides by its own disk; the other ranks open the path on theirs."""
+
+    def of(checksum: int) -> Checkpoint:
+        return Checkpoint(tmp_path / "step-5", SimpleNamespace(step=5, checksum=checksum))
+
+    def program(transport):
+        spec = RunSpec(Script(Path("train.py")), load_config("tiny", ["data.path=x"]))
+        try:
+            run, _ = claim_run(transport, spec, None, lambda run: None, lambda line: None)
+        except EcrmError as error:
+            return str(error), error.speaker
+        return run.start.checkpoints[0].manifest.checksum, None
+
+    monkeypatch.setattr(
+        claim, "find_starting_point", lambda *_: Start(9, {"rows_seed": 0}, [of(7)])
+    )
+    if there is not None:
+        monkeypatch.setattr(claim.Checkpoint, "open", staticmethod(lambda path: of(there)))
+    ((said, speaker),) = set(SimulatedCluster(3, 1).run(program).results.values())
+    if there == 7:
+        assert (said, speaker) == (7, None)
+    else:
+        assert f"finds another checkpoint at {tmp_path / 'step-5'} than the first rank" in said
+        assert speaker == 1 and "\n" not in said
