@@ -20,7 +20,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import ecrm
-from ecrm.metrics import auc
+from ecrm.data.metrics import auc
 
 parser = argparse.ArgumentParser()
 parser.add_argument("data", help="folder of `ecrm prepare table`")

@@ -18,7 +18,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import ecrm
-from ecrm.metrics import auc
+from ecrm.data.metrics import auc
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=200)

@@ -29,8 +29,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from ecrm.config import Config, load_config
 from ecrm.data.dataset import Batch, CriteoDataset
+from ecrm.data.metrics import auc, logit_losses
 from ecrm.errors import NotFinite
-from ecrm.metrics import auc, logit_losses
 from ecrm.nn import DotInteraction
 from ecrm.run.finite import REMEDY
 from ecrm.run.plan import dense_arch, plan

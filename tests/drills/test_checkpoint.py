@@ -108,7 +108,7 @@ def test_what_is_exported_is_evaluated_the_same_by_torchrecs_own_dlrm(
     from ecrm.checkpoint.model_file import read_safetensors
     from ecrm.config import load_config
     from ecrm.data.dataset import CriteoDataset
-    from ecrm.metrics import auc
+    from ecrm.data.metrics import auc
 
     for form in ("safetensors", "torchrec"):
         assert (

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ecrm.config import load_config
+from ecrm.data.metrics import auc
 from ecrm.engine.table_digest import table_digests
 from ecrm.errors import NotFinite, UsageError
-from ecrm.metrics import auc
 from ecrm.model.determinism import prepared_torch
 from ecrm.recipes import dlrm
 from ecrm.run import plan as module

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from ecrm.metrics import AUC_BINS, Histogram, auc, bins_of, logit_losses
+from ecrm.data.metrics import AUC_BINS, Histogram, auc, bins_of, logit_losses
 
 
 def drawn(size: int, scale: float = 1.0, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
