@@ -21,9 +21,9 @@ from ecrm.base.requirements import require_torchrec
 from ecrm.cli.drill import add_parser as add_drill
 from ecrm.cli.export import add_parser as add_export
 from ecrm.config import effective, load_config, reference
+from ecrm.config.faults import PHASES
 from ecrm.config.script import Script, is_script
 from ecrm.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
-from ecrm.faults.kill import PHASES
 from ecrm.launch.mpirun_command import HASH_SEED, hash_seed
 from ecrm.process.preflight import preflight_ulfm, say_once
 

@@ -13,10 +13,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ecrm.config.faults import parse_flip, parse_gpu_fault
 from ecrm.config.schema import MAX_RANKS, REQUIRED, SECTIONS, Config, ModelConfig, Rule
 from ecrm.errors import Problem
-from ecrm.faults.flip import parse_flip
-from ecrm.faults.gpu_fault import parse_gpu_fault
 
 TYPES: dict[str, dict[str, Any]] = {
     name: typing.get_type_hints(section) for name, section in SECTIONS.items()

@@ -15,6 +15,7 @@ from ecrm.base.atomic_files import staged_file
 from ecrm.base.wording import counted
 from ecrm.checkpoint.mapped_folder import new_folder
 from ecrm.config import Config, effective, load_config
+from ecrm.config.faults import KILLED_FROM_OUTSIDE, Kill, check_kills, check_ranks
 from ecrm.config.script import DECIDED_SECTIONS, Script
 from ecrm.drill.options import Disturbance, HostKill, check_survivable, parse_disturbance
 from ecrm.drill.page import page
@@ -23,7 +24,6 @@ from ecrm.drill.report import Report, make_report, to_dict
 from ecrm.drill.run_record import KillDone, RunRecord, run_record
 from ecrm.drill.table import as_text
 from ecrm.errors import EcrmError
-from ecrm.faults.kill import KILLED_FROM_OUTSIDE, Kill, check_kills, check_ranks
 from ecrm.launch.launcher import RunFailed, fresh_run_dir, launch
 from ecrm.launch.machine import physical_cores
 from ecrm.run.plan import plan

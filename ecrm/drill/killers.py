@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.config.faults import KILL_DUE, Kill
 from ecrm.drill.options import HostKill, RandomKills
 from ecrm.drill.run_record import KillDone
-from ecrm.faults.kill import KILL_DUE, Kill
 from ecrm.run.reading import Event, EventTail, read_json
 from ecrm.run.run_folder import SUMMARY_DRAFT
 

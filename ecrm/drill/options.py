@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ecrm.base.wording import counted
 from ecrm.config import Config
+from ecrm.config.faults import Kill, parse_kill
 from ecrm.errors import UsageError
-from ecrm.faults.kill import Kill, parse_kill
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from ecrm import __version__
 from ecrm.base.console import say
 from ecrm.base.wording import counted
 from ecrm.checkpoint.folder import name_of
+from ecrm.config.faults import Kill, unfired
 from ecrm.config.schema import Config
 from ecrm.engine.failures import Failure
 from ecrm.errors import NotKept
-from ecrm.faults.kill import Kill, unfired
 from ecrm.kernels import native
 from ecrm.process.device import gpu_memory
 from ecrm.protection.base import Protection, VerifyReport

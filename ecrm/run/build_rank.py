@@ -18,7 +18,7 @@ from ecrm.run.claim import RunContext
 from ecrm.run.connect import Cluster
 from ecrm.run.finite import REMEDY, FiniteWatch
 from ecrm.run.gather import gather
-from ecrm.run.inject_faults import InjectedFaults
+from ecrm.run.inject_faults import Faults, injected_faults
 from ecrm.run.profile import Profile, ProfiledTransport
 from ecrm.run.progress import MOST_FINISHED
 from ecrm.run.reporter import Reporter
@@ -77,7 +77,7 @@ def build_rank(
     """
     config, protection = run.config, cluster.protection
     reporter = _reporter(run, cluster, remedy)
-    faults = InjectedFaults(
+    faults = injected_faults(
         run.spec.kills, config.testing, transport.rank, reporter.killing, run.folder.event
     )
     meters = Meters(Traffic(transport), Profile(transport.rank) if config.train.profile else None)
@@ -99,7 +99,8 @@ def build_rank(
     allocate = ZerosOn(CPU) if cluster.rows_on_gpu else memory.allocate
     engine = make_engine(transport, hooks, allocate)
     reporter.watch(engine)
-    faults.watch(engine)
+    if faults is not None:
+        faults.watch(engine)
     if "cuda" in (config.storage.device, config.train.device):
         waiting("kernels of the GPU are compiled")
     on_gpu = cluster.rows_on_gpu or config.train.device == "cuda"
@@ -139,7 +140,7 @@ def _reporter(run: RunContext, cluster: Cluster, remedy: str) -> Reporter:
 def _hooks(
     cluster: Cluster,
     reporter: Reporter,
-    faults: InjectedFaults,
+    faults: Faults | None,
     meters: Meters,
     watch: FiniteWatch,
     stop: StopSignals,
@@ -148,7 +149,8 @@ def _hooks(
 
     def phase(step: int, name: str) -> None:
         meters.phase(step, name)
-        faults.phase(step, name)
+        if faults is not None:
+            faults.phase(step, name)
 
     def event(fields: dict[str, Any]) -> None:
         if fields["event"] == "view":

@@ -1,46 +1,36 @@
-"""All faults injected by a run into itself on purpose: see ecrm/faults."""
+"""The faults that a run injects into itself, loaded only when the run asks for a fault."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from ecrm.base.testing_part import testing_part
+from ecrm.config.faults import Kill
 from ecrm.config.schema import TestingConfig
 from ecrm.engine.engine import Engine
-from ecrm.faults.flip import FlipSwitch, parse_flip
-from ecrm.faults.gpu_fault import GpuFaultSwitch, parse_gpu_fault
-from ecrm.faults.kill import Kill, KillSwitch
-from ecrm.faults.without_undo import leave_updates_in_place
 
 
-class InjectedFaults:
-    """The faults of one rank: scheduled kills, a flipped bit, a GPU fault, a missing undo.
-
-    `before_kill(kill, step)` is called just before this rank kills itself; `write` gets the event
-    of a kill due from outside (`ecrm drill`).
-    """
-
-    def __init__(
-        self,
-        kills: Sequence[Kill],
-        testing: TestingConfig,
-        rank: int,
-        before_kill: Callable[[Kill, int], None],
-        write: Callable[[dict[str, Any]], None],
-    ) -> None:
-        self._kill = KillSwitch(kills, rank, before_kill, write)
-        self._flip = FlipSwitch(parse_flip(testing.flip), rank)
-        self._gpu = GpuFaultSwitch(parse_gpu_fault(testing.gpu_fault), rank)
-        self._skip_undo = testing.skip_undo
+class Faults(Protocol):
+    """The faults of one rank."""
 
     def watch(self, engine: Engine) -> None:
         """Inject faults into this engine from now on."""
-        self._flip.watch(engine)
-        if self._skip_undo:
-            leave_updates_in_place(engine)
 
     def phase(self, step: int, name: str) -> None:
         """Inject the faults due at the beginning of a phase."""
-        self._flip(step, name)
-        self._gpu(step, name)
-        self._kill(step, name)
+
+
+def injected_faults(
+    kills: Sequence[Kill],
+    testing: TestingConfig,
+    rank: int,
+    before_kill: Callable[[Kill, int], None],
+    write: Callable[[dict[str, Any]], None],
+) -> Faults | None:
+    """The faults of this rank, see `InjectedFaults`; `None` for a run without any."""
+    if not (kills or testing.flip or testing.gpu_fault or testing.skip_undo):
+        return None
+    injected = testing_part("faults.injected").InjectedFaults
+    faults: Faults = injected(kills, testing, rank, before_kill, write)
+    return faults

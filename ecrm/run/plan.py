@@ -21,9 +21,9 @@ from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.checkpoint.mapped_folder import files_at, folder_to_go_on, new_folder, read_about
 from ecrm.checkpoint.trained import Trained
 from ecrm.config import Config
+from ecrm.config.faults import Kill, check_kills
 from ecrm.data.dataset_info import check_files, read_manifest, split_rows
 from ecrm.errors import EcrmError, UsageError
-from ecrm.faults.kill import Kill, check_kills
 from ecrm.run.auto_resume import about
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ import time
 
 import pytest
 
+from ecrm.config.faults import KILLED_FROM_OUTSIDE, Kill
 from ecrm.drill.killers import RandomKiller, ScheduledKiller, Survivability, draws, hosts_of
 from ecrm.drill.options import HostKill, RandomKills
-from ecrm.faults.kill import KILLED_FROM_OUTSIDE, Kill, KillSwitch
+from ecrm.testing.faults.kill_switch import KillSwitch
 
 START = {"time": 0.0, "event": "start", "world_size": 4}
 RANKS = [{"rank": rank, "live": True, "pid": 100 + rank} for rank in (2, 0, 3, 1)]
@@ -206,7 +207,8 @@ def test_what_goes_wrong_in_the_thread_is_raised_where_the_drill_waits(tmp_path,
 
 WAITING = """
 import json, os, sys
-from ecrm.faults.kill import Kill, KillSwitch
+from ecrm.config.faults import Kill
+from ecrm.testing.faults.kill_switch import KillSwitch
 def write(event):
     with open(sys.argv[1] + "/events.jsonl", "a") as file:
         file.write(json.dumps({"time": 0.0, **event}) + chr(10))

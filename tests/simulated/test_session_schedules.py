@@ -9,8 +9,8 @@ import pytest
 
 import ecrm.session.slot_work as slot_work
 from ecrm.config.schema import ProtectionConfig
-from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.session.streams import StreamSource
+from ecrm.testing.faults.without_undo import leave_updates_in_place
 from ecrm.testing.simulate.promise import Violation
 from ecrm.testing.simulate.schedule import draw
 from ecrm.testing.simulate.seed_range import run_range

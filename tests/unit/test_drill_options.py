@@ -6,6 +6,7 @@ import pytest
 
 from ecrm.cli.commands import main
 from ecrm.config import make_config
+from ecrm.config.faults import Kill
 from ecrm.drill.options import (
     Disturbance,
     HostKill,
@@ -14,7 +15,6 @@ from ecrm.drill.options import (
     parse_disturbance,
 )
 from ecrm.errors import UsageError
-from ecrm.faults.kill import Kill
 from support.paths import PROGRAMS
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from ecrm.config.faults import Kill
 from ecrm.drill.options import Disturbance, HostKill, RandomKills
 from ecrm.drill.page import page
 from ecrm.drill.picture import DARK, LIGHT, draw, kill_labels
@@ -13,7 +14,6 @@ from ecrm.drill.run_record import KillDone, RunRecord, run_record
 from ecrm.drill.table import as_text, failure_cells, pace_cells
 from ecrm.drill.throughput import bucket_rates, bucket_seconds, open_times, pace, spans
 from ecrm.drill.timeline import rebuild_curves
-from ecrm.faults.kill import Kill
 
 T = 1000.0
 BATCH = 10

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from ecrm.faults.kill import Kill, unfired
+from ecrm.config.faults import Kill, unfired
 from ecrm.run.announce import tell_end
 
 FIRED, LATER, NEVER = Kill(1, 5), Kill(1, 20, "parity"), Kill(0, 3, "scrub")

@@ -24,7 +24,6 @@ from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
 from ecrm.engine.sealed import meet
 from ecrm.engine.slot_faults import ON_ALL, Place
-from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import bytes_of
 from ecrm.placement.sparse_optimizer import SparseOptimizer
@@ -34,6 +33,7 @@ from ecrm.run.started import Start, Started, Wanted, too_late
 from ecrm.session.data import Indexed
 from ecrm.session.session import Session
 from ecrm.session.streams import Streams
+from ecrm.testing.faults.without_undo import leave_updates_in_place
 from ecrm.testing.simulate.hidden_state import hide
 from ecrm.testing.simulate.seen import Seen
 from ecrm.testing.simulate.session_model import SessionModel

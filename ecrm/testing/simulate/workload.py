@@ -28,7 +28,6 @@ from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
 from ecrm.engine.step_input import StepInput
 from ecrm.engine.table_digest import table_digests
-from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.placement.assignment import initial_view
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
@@ -36,6 +35,7 @@ from ecrm.placement.view import View
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.protection.kinds import KINDS, Kind
 from ecrm.protection.registry import make_protection
+from ecrm.testing.faults.without_undo import leave_updates_in_place
 from ecrm.transport.base import Transport
 
 DENSE_WIDTH = 5

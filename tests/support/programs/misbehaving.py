@@ -121,7 +121,7 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
         session_run._engine = asked_first
     # by SIGTERM to `ecrm launch`, which arrives while the phase goes on
     if how.startswith("asked in "):
-        from ecrm.faults.kill import KillSwitch
+        from ecrm.testing.faults.kill_switch import KillSwitch
 
         enter_phase, asked = KillSwitch.__call__, []
 

@@ -1,40 +1,13 @@
-"""testing.flip: the text of the config key, and the hook flipping a bit in this rank's memory.
-
-The text is checked with the rest of a config, so torch is imported only when a bit is to flip.
-"""
+"""testing.flip: the hook flipping a bit in this rank's memory."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from ecrm.engine.engine import Engine
+from ecrm.config.faults import Flip
+from ecrm.engine.engine import Engine
 
 BIT = 1 << 2
-
-KINDS = ("row", "state", "parity")
-
-
-@dataclass(frozen=True)
-class Flip:
-    """A bit flip on `rank` in `step`, after the updates of the step.
-
-    `kind` is the place of the bit: a data row, its optimizer state, or a parity row.
-    """
-
-    rank: int
-    step: int
-    kind: str
-
-
-def parse_flip(text: str) -> Flip | None:
-    """Parse RANK@STEP:KIND; return `None` for a text of a different form."""
-    match = re.fullmatch(rf"([0-9]{{1,18}})@([0-9]{{1,18}}):({'|'.join(KINDS)})", text)
-    return Flip(int(match[1]), int(match[2]), match[3]) if match else None
 
 
 class FlipSwitch:
@@ -67,8 +40,6 @@ def flip_bit(engine: Engine, shard: int, kind: str) -> None:
 
     The bit is in the last row (or parity row) ever updated; without updates, in the last row.
     """
-    import torch
-
     key = (shard, 0)
     if kind == "parity":
         # checking the config made sure of a protection with parity

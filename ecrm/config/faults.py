@@ -1,14 +1,13 @@
-"""Scheduled kills: in a phase of a step a rank kills itself, or waits for SIGKILL from a drill."""
+"""Faults that a user asks for: the texts of --kill, testing.flip and testing.gpu_fault.
+
+`ecrm.testing.faults` carries the faults out. Nothing heavy is imported.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ecrm.errors import UsageError
 
@@ -32,6 +31,9 @@ PHASES = (
     "finish",
 )
 
+FLIP_KINDS = ("row", "state", "parity")
+GPU_FAULT_KINDS = ("memory", "lost", "hang")
+
 KILLED_FROM_OUTSIDE = "ECRM_KILLED_FROM_OUTSIDE"
 """Environment variable for making ranks wait for scheduled kills.
 
@@ -40,9 +42,6 @@ KILLED_FROM_OUTSIDE = "ECRM_KILLED_FROM_OUTSIDE"
 
 KILL_DUE = "kill_due"
 """The event of a rank waiting to be killed."""
-
-WAIT_SECONDS = 20.0
-"""Longest wait of a rank for a kill. Then the rank goes on, and the kill has not happened."""
 
 
 @dataclass(frozen=True)
@@ -109,41 +108,40 @@ def check_ranks(kills: Sequence[Kill], world_size: int) -> None:
             )
 
 
-class KillSwitch:
-    """Ends this rank at its scheduled kills; every kill happens once.
+@dataclass(frozen=True)
+class Flip:
+    """A bit flip on `rank` in `step`, after the updates of the step.
 
-    `before(kill, step)` is called just before SIGKILL. If `environ` has KILLED_FROM_OUTSIDE,
-    `write` gets the event of the due kill instead, and the rank waits in the phase, at most
-    WAIT_SECONDS, until killed.
+    `kind` is the place of the bit: a data row, its optimizer state, or a parity row.
     """
 
-    def __init__(
-        self,
-        kills: Sequence[Kill],
-        rank: int,
-        before: Callable[[Kill, int], None],
-        write: Callable[[dict[str, Any]], None],
-        environ: Mapping[str, str] = os.environ,
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._mine = {kill for kill in kills if kill.rank == rank}
-        self._before, self._write, self._wait = before, write, wait
-        self._from_outside = KILLED_FROM_OUTSIDE in environ
+    rank: int
+    step: int
+    kind: str
 
-    def __call__(self, step: int, phase: str) -> None:
-        for kill in [kill for kill in self._mine if step >= kill.step and phase == kill.phase]:
-            self._mine.remove(kill)
-            if self._from_outside:
-                self._write(
-                    {
-                        "event": KILL_DUE,
-                        "rank": kill.rank,
-                        "step": step,
-                        "phase": phase,
-                        "scheduled": str(kill),
-                    }
-                )
-                self._wait(WAIT_SECONDS)
-            else:
-                self._before(kill, step)
-                os.kill(os.getpid(), signal.SIGKILL)
+
+def parse_flip(text: str) -> Flip | None:
+    """Parse RANK@STEP:KIND; return `None` for a text of a different form."""
+    match = re.fullmatch(rf"([0-9]{{1,18}})@([0-9]{{1,18}}):({'|'.join(FLIP_KINDS)})", text)
+    return Flip(int(match[1]), int(match[2]), match[3]) if match else None
+
+
+@dataclass(frozen=True)
+class GpuFault:
+    """A failure of the GPU of `rank` when `phase` begins at `step`, or first begins after `step`.
+
+    `kind`: the GPU has no memory left, is lost, or hangs in every operation.
+    """
+
+    rank: int
+    step: int
+    phase: str
+    kind: str
+
+
+def parse_gpu_fault(text: str) -> GpuFault | None:
+    """Parse RANK@STEP:PHASE:KIND; return `None` for a text of a different form."""
+    match = re.fullmatch(
+        rf"([0-9]{{1,18}})@([0-9]{{1,18}}):({'|'.join(PHASES)}):({'|'.join(GPU_FAULT_KINDS)})", text
+    )
+    return GpuFault(int(match[1]), int(match[2]), match[3], match[4]) if match else None

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ecrm.engine.engine import Engine
+from ecrm.engine.engine import Engine
 
 
 def leave_updates_in_place(engine: Engine) -> None:

@@ -1,1 +1,0 @@
-"""Faults injected on purpose. Imports nothing heavy until a fault is due."""
