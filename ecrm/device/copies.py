@@ -9,14 +9,14 @@ work, the slot's backward.
 from __future__ import annotations
 
 import functools
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from ecrm.device import imitated_gpu, pinned
+from ecrm.device import pinned
+from ecrm.device.imitation import imitated_copies
 
 WINDOW = 64 << 20
 """Most bytes copied to the host at once by `on_host`."""
@@ -124,59 +124,14 @@ class StreamCopies(Copies):
         self._done.synchronize()
 
 
-class ImitatedCopies(Copies):
-    """Copies of an imitated GPU. Copies to pinned memory arrive only at the rank's `wait`.
-
-    Until then the pinned memory holds UNFINISHED. Raises ChangedUnderCopy in `wait`.
-    """
-
-    UNFINISHED = 0xCB  # no valid row number, and visible in any sum
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._mine = threading.local()  # simulated ranks are threads of one process
-
-    def _queue(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
-        for there, here in pieces:
-            here.copy_(there, non_blocking=True)
-            if here.is_pinned():
-                here.fill_(self.UNFINISHED)
-                self._begun("down").append((there, here))
-
-    def _empty_like(self, here: Tensor) -> Tensor:
-        return torch.empty(here.shape, dtype=here.dtype, device=self.device)
-
-    def _arrive(self, there: Tensor, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
-        for source, target in pieces:
-            target.copy_(source, non_blocking=True)
-            self._begun("up").append((source, source.clone()))
-
-    def _wait(self) -> None:
-        imitated_gpu.wait_for_gpu()
-        down, up = self._begun("down"), self._begun("up")
-        self._mine.__dict__.clear()
-        for there, here in down:
-            here.copy_(there, non_blocking=True)
-        for source, then in up:
-            if not torch.equal(source, then):
-                raise imitated_gpu.ChangedUnderCopy(
-                    f"{source.nbytes} bytes of the host were changed before their copy to "
-                    f"{self.device} was waited for"
-                )
-
-    def _begun(self, way: str) -> list[tuple[Tensor, Tensor]]:
-        begun: list[tuple[Tensor, Tensor]] = self._mine.__dict__.setdefault(way, [])
-        return begun
-
-
 @functools.cache
-def _of(device: torch.device, imitated: bool) -> Copies:
-    return ImitatedCopies(device) if imitated else StreamCopies(device)
+def _of(device: torch.device, made: Callable[[torch.device], Copies]) -> Copies:
+    return made(device)
 
 
 def copies_of(device: torch.device) -> Copies:
     """The copies of this process from and to a GPU."""
-    return _of(device, imitated_gpu.imitating())
+    return _of(device, imitated_copies() or StreamCopies)
 
 
 def on_device(device: torch.device, here: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.device import imitated_gpu
+from ecrm.device import imitation
 
 CHUNK = 16 << 20
 """Bytes of a chunk: registered together, and with the registration handed out by the system."""
@@ -39,8 +39,8 @@ _READ_ONLY = 8  # cudaHostRegisterReadOnly
 def register(device: torch.device, memory: Tensor | np.ndarray, read_only: bool = False) -> bool:
     """Register memory that stays in place; return whether CUDA accepts."""
     address, size = _place(memory)
-    if imitated_gpu.imitating():
-        imitated_gpu.registered[address] = size
+    if imitation.imitating():
+        imitation.registered[address] = size
         return True
     runtime = torch.cuda.cudart()
     torch.zeros(1, device=device)  # starts CUDA, and shows any earlier error here
@@ -54,7 +54,7 @@ def register(device: torch.device, memory: Tensor | np.ndarray, read_only: bool 
 
 def unregister(address: int) -> None:
     """Undo `register` of memory beginning at an address."""
-    if imitated_gpu.registered.pop(address, None) is None:
+    if imitation.registered.pop(address, None) is None:
         torch.cuda.cudart().cudaHostUnregister(address)
 
 

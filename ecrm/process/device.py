@@ -11,8 +11,9 @@ from collections.abc import Mapping
 import torch
 
 from ecrm.base.allocate import CPU
+from ecrm.base.testing_part import testing_part
 from ecrm.config.schema import Config
-from ecrm.device.imitated_gpu import IMITATED_GPU, imitate_gpu
+from ecrm.device.imitation import IMITATED_GPU
 from ecrm.errors import UsageError
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepare_cuda, prepare_torch
@@ -44,7 +45,7 @@ def use_device(config: Config, environ: Mapping[str, str] = os.environ) -> None:
     if config.train.device == "cuda":
         prepare_torch(config.train.threads)
     if imitated:
-        imitate_gpu()
+        testing_part("imitated_gpu").imitate_gpu()
     else:
         torch.cuda.set_device(_card(environ))
 

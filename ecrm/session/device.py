@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ecrm.base.allocate import CPU
-from ecrm.device.imitated_gpu import imitating
+from ecrm.device.imitation import imitating
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepare_cuda
 from ecrm.process.device import device_of

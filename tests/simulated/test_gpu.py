@@ -10,12 +10,12 @@ import torch
 
 from ecrm.base.allocate import ZerosOn, lazy_zeros
 from ecrm.device import pinned
-from ecrm.device.imitated_gpu import HostMemoryExpected, ImitatedTensor, imitated_gpu
 from ecrm.engine.hooks import Hooks
 from ecrm.kernels import dispatch
 from ecrm.placement.tables import Table
 from ecrm.storage.base import Store
 from ecrm.storage.undo import UndoLog
+from ecrm.testing.imitated_gpu import HostMemoryExpected, ImitatedTensor, imitated_gpu
 from ecrm.testing.simulate.schedule import draw
 from ecrm.testing.simulate.simulation import Failed, run_schedule
 from ecrm.testing.simulate.workload import Workload, run_workload

@@ -9,13 +9,14 @@ from torch import nn
 
 from ecrm.base.allocate import CPU
 from ecrm.config import load_config
-from ecrm.device.imitated_gpu import IMITATED_GPU, HostMemoryExpected, imitated_gpu
+from ecrm.device.imitation import IMITATED_GPU
 from ecrm.errors import UsageError
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepared_torch
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.session import device
 from ecrm.session.device import move, session_device
+from ecrm.testing.imitated_gpu import HostMemoryExpected, imitated_gpu
 from ecrm.testing.simulated_transport import PhaseFault
 from support.sessions import Layout, run, train_two_tower
 

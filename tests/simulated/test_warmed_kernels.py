@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.kernels import dispatch
@@ -19,6 +18,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.run.warm_up import shapes_of
 from ecrm.tables.pooling import _summed
+from ecrm.testing.imitated_gpu import imitated_gpu
 from ecrm.testing.simulate.workload import Workload, make_engine, train_step
 from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from torch.overrides import TorchFunctionMode
 
-from ecrm.device import imitated_gpu
+from ecrm.device import imitation
 from ecrm.device.copies import StreamCopies
+from ecrm.testing import imitated_gpu
 from support.paths import ROOT
 
 RESULTS = {"nonzero", "item", "tolist", "__bool__", "__int__", "__float__", "unique"}
@@ -68,7 +69,7 @@ class _OnRealGpu(TorchFunctionMode):
             self._tell()
         if name in ("to", "cpu", "copy_") and not kwargs.get("non_blocking"):
             other = args[1] if name == "copy_" else result
-            if args[0].is_cuda != other.is_cuda and not imitated_gpu.imitating():
+            if args[0].is_cuda != other.is_cuda and not imitation.imitating():
                 self._tell()
         return result
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
+from ecrm.testing.imitated_gpu import imitated_gpu
 
 NAMES = ("imitated", "cuda")
 

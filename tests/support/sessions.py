@@ -24,7 +24,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from ecrm.base.allocate import CPU
 from ecrm.checkpoint.keeper import Checkpoints
-from ecrm.device.imitated_gpu import IMITATED_GPU
+from ecrm.device.imitation import IMITATED_GPU
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted

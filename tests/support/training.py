@@ -14,7 +14,6 @@ from ecrm.checkpoint.lost_rows import CheckpointRows
 from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
 from ecrm.config import Config, load_config
-from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.engine.hooks import Hooks
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.device import device_of
@@ -32,6 +31,7 @@ from ecrm.run.session_progress import SessionProgress
 from ecrm.run.session_run import ScriptPart, SummaryFields
 from ecrm.run.started import Started, Wanted
 from ecrm.run.traffic import Traffic
+from ecrm.testing.imitated_gpu import imitated_gpu
 from ecrm.testing.simulate.session_job import session_engine
 from ecrm.testing.simulated_transport import RankKilled, SimulatedCluster
 from ecrm.transport.base import Transport

@@ -11,7 +11,7 @@ import torch
 from ecrm.base.allocate import CPU
 from ecrm.checkpoint.compatibility import device_changed, on_gpu, same_bits
 from ecrm.config import load_config
-from ecrm.device import imitated_gpu
+from ecrm.device import imitation
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.device import card_of, device_of, gpu_memory, trained_on, use_device
@@ -65,7 +65,7 @@ def test_ranks_that_would_come_to_other_bits_are_named():
 def test_torch_is_set_before_it_uses_the_gpu(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(imitated_gpu, "_imitating", [0])  # what the thread never ends
+    monkeypatch.setattr(imitation, "_doubles", [])  # the thread never ends its imitation
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     was_used = torch.cuda.is_initialized()

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from ecrm.base.allocate import ZerosOn, lazy_zeros
-from ecrm.device import imitated_gpu as imitation
 from ecrm.device import pinned
 from ecrm.device.copies import coming, copies_of, on_device
-from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.device.pinned import Arena, lend, pieces
 from ecrm.device.pulse import Pulse, Unanswered
 from ecrm.process.gpu import GpuPulse, fault_in_words, is_lost
 from ecrm.protection.backup import BackupRows
+from ecrm.testing import imitated_gpu as imitation
+from ecrm.testing.imitated_gpu import imitated_gpu
 from ecrm.transport.alone import LoneTransport
 from ecrm.transport.message import Picked, matrix_on
 from ecrm.transport.shared_memory import SharedMemory

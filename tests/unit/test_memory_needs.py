@@ -15,7 +15,6 @@ from ecrm.base.allocate import ZerosOn
 from ecrm.config import load_config
 from ecrm.device import pinned
 from ecrm.device.copies import copies_of, on_device
-from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.errors import UsageError
 from ecrm.kernels import dispatch
 from ecrm.kernels.records import merge_records
@@ -43,6 +42,7 @@ from ecrm.recipes.dlrm import OPTIMIZERS, Model
 from ecrm.storage.base import NativeStore
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.undo import UndoLog
+from ecrm.testing.imitated_gpu import imitated_gpu
 from ecrm.transport.alone import LoneTransport
 from ecrm.transport.message import Picked
 from ecrm.transport.staged import StagedTransport

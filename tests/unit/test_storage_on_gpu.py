@@ -5,10 +5,8 @@ import torch
 
 from ecrm.base.allocate import CPU, ZerosOn
 from ecrm.device import copies as gpu_copies
-from ecrm.device import imitated_gpu as imitation
 from ecrm.device import pinned
 from ecrm.device.copies import coming, on_device, on_host
-from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.placement.initial_values import Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
@@ -20,6 +18,8 @@ from ecrm.protection.routing import ShardRequests
 from ecrm.storage.base import NativeStore, without_padding
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial_rows import InitialRows
+from ecrm.testing import imitated_gpu as imitation
+from ecrm.testing.imitated_gpu import imitated_gpu
 from ecrm.transport.message import Picked
 from support.gpu_waits import waits_for_gpu
 

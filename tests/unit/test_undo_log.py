@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ecrm.base.allocate import lazy_zeros
-from ecrm.device.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.kernels.records import merge_records
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.storage.undo import UndoLog
+from ecrm.testing.imitated_gpu import imitated_gpu
 from support.gpu_waits import waits_for_gpu
 
 ROWS, BYTES = 40, 20

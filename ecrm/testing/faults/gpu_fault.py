@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ecrm.config.faults import GpuFault
-from ecrm.device.imitated_gpu import fail_from_now_on
+from ecrm.testing.imitated_gpu import fail_from_now_on
 
 
 class GpuFaultSwitch:

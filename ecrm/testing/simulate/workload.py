@@ -21,7 +21,7 @@ from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.checkpoint.lost_rows import CheckpointRows
 from ecrm.config.schema import ProtectionConfig
-from ecrm.device.imitated_gpu import IMITATED_GPU, imitated_gpu
+from ecrm.device.imitation import IMITATED_GPU
 from ecrm.engine.computed import Computed
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
@@ -36,6 +36,7 @@ from ecrm.protection.base import Protection, VerifyReport
 from ecrm.protection.kinds import KINDS, Kind
 from ecrm.protection.registry import make_protection
 from ecrm.testing.faults.without_undo import leave_updates_in_place
+from ecrm.testing.imitated_gpu import imitated_gpu
 from ecrm.transport.base import Transport
 
 DENSE_WIDTH = 5

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-IMITATED_GPU = torch.device("cuda", 0)
+from ecrm.device import imitation
+from ecrm.device.copies import Copies
+from ecrm.device.imitation import IMITATED_GPU, registered
 
 _SAYS = {
     Tensor.device.__get__: IMITATED_GPU,
@@ -59,20 +62,11 @@ _failing: list[str] = []
 """The kind of failure of this process's GPU, if any."""
 
 
-registered: dict[int, int] = {}
-"""Memory of the host registered with the imitated GPU, or pinned: bytes by address."""
-
 SMALL = 1 << 16
 """Most bytes that CUDA copies from unpinned memory without waiting."""
 
-_imitating = [0]
 _interprets = [False]
 """Whether Triton's variable was set for the imitation."""
-
-
-def imitating() -> bool:
-    """Whether the GPU of this process is imitated."""
-    return _imitating[0] > 0
 
 
 def fail_from_now_on(kind: str) -> None:
@@ -194,6 +188,51 @@ class _Factories(TorchFunctionMode):
         return _tagged(result) if isinstance(result, Tensor) else result
 
 
+class ImitatedCopies(Copies):
+    """Copies of an imitated GPU. Copies to pinned memory arrive only at the rank's `wait`.
+
+    Until then the pinned memory holds UNFINISHED. Raises ChangedUnderCopy in `wait`.
+    """
+
+    UNFINISHED = 0xCB  # no valid row number, and visible in any sum
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._mine = threading.local()  # simulated ranks are threads of one process
+
+    def _queue(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
+        for there, here in pieces:
+            here.copy_(there, non_blocking=True)
+            if here.is_pinned():
+                here.fill_(self.UNFINISHED)
+                self._begun("down").append((there, here))
+
+    def _empty_like(self, here: Tensor) -> Tensor:
+        return torch.empty(here.shape, dtype=here.dtype, device=self.device)
+
+    def _arrive(self, there: Tensor, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
+        for source, target in pieces:
+            target.copy_(source, non_blocking=True)
+            self._begun("up").append((source, source.clone()))
+
+    def _wait(self) -> None:
+        wait_for_gpu()
+        down, up = self._begun("down"), self._begun("up")
+        self._mine.__dict__.clear()
+        for there, here in down:
+            here.copy_(there, non_blocking=True)
+        for source, then in up:
+            if not torch.equal(source, then):
+                raise ChangedUnderCopy(
+                    f"{source.nbytes} bytes of the host were changed before their copy to "
+                    f"{self.device} was waited for"
+                )
+
+    def _begun(self, way: str) -> list[tuple[Tensor, Tensor]]:
+        begun: list[tuple[Tensor, Tensor]] = self._mine.__dict__.setdefault(way, [])
+        return begun
+
+
 @contextmanager
 def imitated_gpu() -> Iterator[torch.device]:
     """Imitate a GPU in this thread. Yields the device.
@@ -205,8 +244,10 @@ def imitated_gpu() -> Iterator[torch.device]:
         with _Factories():
             yield IMITATED_GPU
     finally:
-        _imitating[0] -= 1
-        if _interprets[0] and not imitating():  # a process started later may have a real GPU
+        imitation.end()
+        if (
+            _interprets[0] and not imitation.imitating()
+        ):  # a process started later may have a real GPU
             os.environ.pop("TRITON_INTERPRET", None)
             _interprets[0] = False
 
@@ -218,7 +259,7 @@ def imitate_gpu() -> None:
 
 
 def _begin() -> None:
-    _imitating[0] += 1
+    imitation.begin(ImitatedCopies)
     if "TRITON_INTERPRET" not in os.environ:
         os.environ["TRITON_INTERPRET"], _interprets[0] = "1", True
 
