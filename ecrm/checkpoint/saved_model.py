@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import warnings
 import zipfile
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ecrm.base.opened_file import OpenedFile
 from ecrm.checkpoint.model_file import safetensors_entries
@@ -42,11 +39,11 @@ def read_model(path: Path) -> dict[str, Any]:
 
 
 def open_model(path: Path) -> tuple[dict[str, Any], OpenedFile]:
-    """The state_dict in a file of torch.save or safetensors; its tensors are mapped read-only.
+    """The state_dict in a file of torch.save or safetensors; its tensors are mapped.
 
-    Names of the same tensor in a file of torch.save share one object. Nothing is held in memory:
-    the system reads pages of the file on use. Writing into a mapped tensor ends the process (not
-    checked). Values other than tensors are as saved. The bytes of tensors are not checked.
+    Names of the same tensor in a file of torch.save share memory. Nothing is held in memory: the
+    system reads pages of the file on use. A write into a tensor stays in the memory of the process.
+    Values other than tensors are as saved. The bytes of tensors are not checked.
 
     Returns the open file, too: later reads of a tensor are right if the file has not changed by
     then.
@@ -60,11 +57,10 @@ def open_model(path: Path) -> tuple[dict[str, Any], OpenedFile]:
         raise UsageError(f"{path}: there is no such file")
     try:
         with path.open("rb") as file:
-            mapped = _Mapped(path, file)
             opened = OpenedFile(path, file)
             is_torch = zipfile.is_zipfile(file)
             file.seek(0)
-            found = _of_torch(mapped) if is_torch else _of_safetensors(mapped)
+            found = _of_torch(path, file) if is_torch else _of_safetensors(path, file)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
     except EcrmError:
@@ -106,31 +102,9 @@ def _check_that_it_is_flat(path: Path, found: Mapping[Any, Any]) -> None:
             )
 
 
-@dataclass
-class _Mapped:
-    """An open file whose tensors are being mapped; `known` has the mapped tensors by place."""
-
-    path: Path
-    file: BinaryIO
-    known: dict[Hashable, Tensor] = field(default_factory=dict)
-
-    def elements(self, offset: int, size: int, kind: torch.dtype) -> Tensor:
-        """`size` bytes as elements, [n]. Raises DataError if the file ends too early."""
-        if not size:
-            return torch.empty(0, dtype=kind)
-        try:
-            data = np.memmap(self.file, np.uint8, "r", offset, (size,))
-        except ValueError:
-            raise DataError(f"{self.path} is cut short") from None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the warning of memory not writable
-            return torch.from_numpy(data).view(kind)
-
-
-def _of_safetensors(mapped: _Mapped) -> dict[str, Any]:
-    path = mapped.path
+def _of_safetensors(path: Path, file: BinaryIO) -> dict[str, Any]:
     try:
-        entries = safetensors_entries(mapped.file)
+        entries = safetensors_entries(file)
     except (ValueError, AttributeError, KeyError, TypeError):
         raise UsageError(
             f"{path} is no file of torch.save or safetensors, or is cut short", otherwise=SAVE
@@ -151,19 +125,31 @@ def _of_safetensors(mapped: _Mapped) -> dict[str, Any]:
                 f"{path}: {name} has shape {shape} and dtype {dtype} in the header, "
                 f"{size:,} bytes, but {ends[1] - ends[0]:,} bytes of data"
             )
-        found[name] = mapped.elements(offset, size, kind).view(shape)
+        found[name] = _mapped(path, file, offset, size, kind).view(shape)
     return found
+
+
+def _mapped(path: Path, file: BinaryIO, offset: int, size: int, kind: torch.dtype) -> Tensor:
+    """`size` bytes of a file as elements, [n]. Raises DataError if the file ends too early."""
+    if not size:
+        return torch.empty(0, dtype=kind)
+    try:
+        data = np.memmap(file, np.uint8, "c", offset, (size,))
+    except ValueError:
+        raise DataError(f"{path} is cut short") from None
+    return torch.from_numpy(data).view(kind)
 
 
 def _are_sizes(given: Any) -> bool:
     return isinstance(given, list) and all(isinstance(n, int) and n >= 0 for n in given)
 
 
-def _of_torch(mapped: _Mapped) -> Any:
-    path = mapped.path
+def _of_torch(path: Path, file: BinaryIO) -> Any:
     try:
-        with FakeTensorMode():  # tensors without memory, knowing their places in the file
-            said = torch.load(mapped.file, map_location="cpu", weights_only=True)
+        # the open file, even after a rename to its path
+        return torch.load(
+            f"/proc/self/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=True
+        )
     except pickle.UnpicklingError as error:
         first = str(error).strip().partition("\n")[0]
         raise UsageError(
@@ -172,25 +158,3 @@ def _of_torch(mapped: _Mapped) -> Any:
     except (RuntimeError, json.JSONDecodeError) as error:
         first = str(error).strip().partition("\n")[0]
         raise DataError(f"{path} cannot be read: {first}") from None
-    if not isinstance(said, dict):
-        return said
-    return {
-        name: _placed(mapped, name, value) if isinstance(value, Tensor) else value
-        for name, value in said.items()
-    }
-
-
-def _placed(mapped: _Mapped, name: str, fake: Tensor) -> Tensor:
-    """The mapped tensor for a fake tensor; the same object for the same place in the file."""
-    if fake.layout != torch.strided or fake.is_meta:
-        return fake
-    storage = fake.untyped_storage()
-    offset = getattr(storage, "_checkpoint_offset", None)  # set by torch.load for fake tensors
-    if offset is None:
-        raise UsageError(f"{mapped.path}: {name} cannot be mapped", otherwise=SAVE)
-    place = offset, fake.dtype, fake.shape, fake.stride(), fake.storage_offset()
-    if place not in mapped.known:
-        count = storage.nbytes() // fake.dtype.itemsize
-        flat = mapped.elements(offset, count * fake.dtype.itemsize, fake.dtype)
-        mapped.known[place] = flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
-    return mapped.known[place]

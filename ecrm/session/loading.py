@@ -45,7 +45,7 @@ def load(
         if not {f"{name}.weight", f"{alias}.weight"} <= state.keys():
             continue
         one, other = state[f"{name}.weight"], state[f"{alias}.weight"]
-        if one is not other:
+        if not one.is_set_to(other):
             others.setdefault(name, {})[alias] = other.detach()
             if not source and not torch.equal(one, other):
                 raise two_for_one(where, alias, name)
