@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,21 @@ from ecrm.checkpoint.folder import Checkpoint, locate
 from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.checkpoint.trained import Trained
 from ecrm.config.schema import Config
-from ecrm.data.dataset_info import read_manifest
+from ecrm.data.described import describe
 from ecrm.errors import UsageError
 
-MODEL = ("model.embedding_dim", "model.bottom_mlp", "model.top_mlp")
-"""Keys that decide the shapes of weights."""
-KEPT = (
+MODEL = (
+    "model.architecture",
     "model.embedding_dim",
     "model.bottom_mlp",
     "model.top_mlp",
+    "model.cross_layers",
+    "model.cross_rank",
+    "model.user_columns",
+)
+"""Keys that decide the shapes of weights."""
+KEPT = (
+    *MODEL,
     "model.dense_arch",
     "train.global_batch",
     "train.slots",
@@ -40,7 +47,12 @@ Without the key the dense part was trained on the CPU.
 """
 DENSE = "dense"
 """Key of an identity: the dense part is a module's state. Versions up to 0.2.0 lack the key."""
+COLUMNS = "columns"
+"""Key of an identity: the columns and vocabularies of a prepared table."""
 ANEW = "start without --resume"
+SAME_COLUMNS = (
+    "prepare the files with the schema of the table before and --vocabularies with its folder"
+)
 
 
 def identity(
@@ -56,16 +68,15 @@ def identity(
     def of(keys: tuple[str, ...]) -> dict[str, Any]:
         return {name: values[name.partition(".")[0]][name.partition(".")[2]] for name in keys}
 
-    manifest = read_manifest(Path(config.data.path))
+    data = describe(config.data.path, config.data.eval_fraction)
     keys = of((*KEPT, *MAY_CHANGE))
-    data = {name: record.get("sha256") for name, record in manifest["files"].items()}
-    if config.model.dense_arch == "auto":
-        keys["model.dense_arch"] = "native"
     return {
         **keys,
+        "model.dense_arch": config.model.interaction,
         "train.slots": config.slots,
-        "tables": capped(manifest["tables"], config.model.max_rows_per_table),
-        "data": {"rows": manifest["rows"], **data},
+        "tables": capped(data.tables, config.model.max_rows_per_table),
+        COLUMNS: data.layout,
+        "data": {"rows": data.rows, **data.sums},
         "data_began": data_began,
         DENSE: "module",
         **(began_as or begun_as(keys)),
@@ -125,6 +136,11 @@ def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
             *_caps(config, said["tables"]),
             otherwise=ANEW,
         )
+    if said[COLUMNS] != mine[COLUMNS]:
+        raise UsageError(
+            f"{path} was trained with {columns_that_differ(said[COLUMNS], mine[COLUMNS])}",
+            otherwise=f"{SAME_COLUMNS}, or {ANEW}",
+        )
 
 
 def check_data(path: Path, said: dict[str, Any], config: Config) -> None:
@@ -172,6 +188,12 @@ def check_init(path: Path, said: dict[str, Any], config: Config) -> None:
             *_caps(config, said["tables"]),
             otherwise="name data with these tables",
         )
+    if said[COLUMNS] != mine[COLUMNS]:
+        raise UsageError(
+            f"--init-from {path}: the weights were trained with "
+            f"{columns_that_differ(said[COLUMNS], mine[COLUMNS])}",
+            otherwise=SAME_COLUMNS,
+        )
 
 
 def changes(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
@@ -213,7 +235,7 @@ def check_steps(path: Path, at: int, steps: int, of_script: bool = False) -> Non
         )
 
 
-def capped(tables: dict[str, int], cap: int) -> dict[str, int]:
+def capped(tables: Mapping[str, int], cap: int) -> dict[str, int]:
     """Rows of tables under model.max_rows_per_table; 0 means no cap."""
     return {name: min(rows, cap) if cap else rows for name, rows in tables.items()}
 
@@ -227,9 +249,18 @@ def tables_that_differ(theirs: dict[str, int], mine: dict[str, int]) -> str:
     )
 
 
+def columns_that_differ(theirs: dict[str, Any], mine: dict[str, Any]) -> str:
+    """The first difference of the columns of two prepared tables, in words."""
+    parts = {"features": "features", "dense": "dense columns", "vocabularies": "vocabularies"}
+    for part, word in parts.items():
+        if theirs.get(part) != mine.get(part):
+            return f"other {word} than those of data.path"
+    return "data of another kind than data.path has"
+
+
 def _caps(config: Config, wanted: dict[str, int]) -> list[dict[str, int]]:
     """The model.max_rows_per_table that gives a config the tables `wanted`; empty without any."""
-    tables = read_manifest(Path(config.data.path))["tables"]
+    tables = describe(config.data.path, config.data.eval_fraction).tables
     caps = [cap for cap in (0, max(wanted.values(), default=0)) if capped(tables, cap) == wanted]
     return [{"model.max_rows_per_table": cap} for cap in caps[:1]]
 

@@ -19,8 +19,13 @@ from ecrm.placement.initial_values import FileValues, Initial, Uniform, digest_o
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 
-DLRM_TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
-DLRM_DENSE = ("dense_arch.", "over_arch.")
+TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
+DENSE_PARTS = {
+    "dlrm": ("dense_arch.", "over_arch."),
+    "dcnv2": ("dense_arch.", "inter_arch.", "over_arch."),
+    "two_tower": ("user_tower.", "item_tower."),
+}
+"""The beginnings of the dense tensors' names by `model.architecture`."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class ExportedModel:
 
 def exported_model(identity: Mapping[str, Any]) -> ExportedModel:
     """The model of an identity. Raises UsageError if the identity does not tell all rows."""
-    return _session(identity) if "tensor" in identity else _dlrm(identity)
+    return _session(identity) if "tensor" in identity else _of_config(identity)
 
 
 def _session(identity: Mapping[str, Any]) -> ExportedModel:
@@ -106,8 +111,8 @@ class _Beginnings:
         return found if table["begins"] == f"values {digest[:16]}" else None
 
 
-def _dlrm(identity: Mapping[str, Any]) -> ExportedModel:
-    """The model of a config, under the names of TorchRec's DLRM. Raises UsageError if too old."""
+def _of_config(identity: Mapping[str, Any]) -> ExportedModel:
+    """The model of a config, under its own names. Raises UsageError if too old."""
     if DENSE not in identity:
         raise UsageError(
             "the checkpoint was written by ecrm 0.2.0 or before, with another layout of the dense "
@@ -115,14 +120,15 @@ def _dlrm(identity: Mapping[str, Any]) -> ExportedModel:
             otherwise="export the checkpoint with ecrm 0.2.0",
         )
     dim, tables = identity["model.embedding_dim"], identity["tables"]
+    parts = DENSE_PARTS[identity["model.architecture"]]
 
     def dense_of(state: Sequence[Tensor]) -> dict[str, np.ndarray[Any, Any]]:
         named = unpacked(state[0]).items()
-        found = {name: tensor for name, tensor in named if name.startswith(DLRM_DENSE)}
+        found = {name: tensor for name, tensor in named if name.startswith(parts)}
         return {name: as_array(tensor) for name, tensor in found.items() if tensor is not None}
 
     return ExportedModel(
         [Table(name, rows, dim) for name, rows in tables.items()],
-        {name: (DLRM_TABLE.format(name),) for name in tables},
+        {name: (TABLE.format(name),) for name in tables},
         dense_of,
     )

@@ -361,7 +361,7 @@ def _modules(script: Script) -> list[str]:
     """The modules to import once for all ranks of a host; none may start CUDA or MPI."""
     return [
         "ecrm.run.run_script",
-        "ecrm.recipes.dlrm" if script.follows_config else "ecrm.session.session",
+        "ecrm.recipes.train" if script.follows_config else "ecrm.session.session",
     ]
 
 

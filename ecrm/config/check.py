@@ -32,6 +32,7 @@ TYPE_WORDS = {
     str: "text in quotes",
     bool: "true or false",
     tuple[int, ...]: "a list of whole numbers, such as [64, 32, 16]",
+    tuple[str, ...]: 'a list of texts, such as ["user_id", "age"]',
 }
 
 
@@ -97,11 +98,12 @@ def check_value(name: str, value: Any) -> tuple[Any, str | None]:
     elif kind is float:
         right = (whole or type(value) is float) and abs(value) <= sys.float_info.max  # not NaN
         value = float(value) if right else value
-    elif kind == tuple[int, ...]:
+    elif kind in (tuple[int, ...], tuple[str, ...]):
+        of, least = (int, 1) if kind == tuple[int, ...] else (str, 0)
         right = (
             isinstance(value, list | tuple)
-            and len(value) > 0
-            and all(type(v) is int for v in value)
+            and len(value) >= least
+            and all(type(v) is of for v in value)
         )
         value = tuple(value) if right else value
     else:
@@ -161,13 +163,31 @@ def problems_of_fit(config: Config) -> list[Problem]:
 
 def _problems_of_model(model: ModelConfig) -> list[Problem]:
     problems = []
-    if model.bottom_mlp[-1] != model.embedding_dim:
+    if model.architecture == "two_tower":
+        if not model.user_columns:
+            problems.append(
+                _problem(
+                    "model.architecture is two_tower, but model.user_columns is empty, the names "
+                    "of the user's features and dense columns",
+                    {"model.architecture": "dlrm"},
+                )
+            )
+    elif model.bottom_mlp[-1] != model.embedding_dim:
         problems.append(
             _problem(
                 f"model.bottom_mlp ends in {model.bottom_mlp[-1]}, "
                 f"but model.embedding_dim is {model.embedding_dim}",
                 {"model.bottom_mlp": (*model.bottom_mlp[:-1], model.embedding_dim)},
                 {"model.embedding_dim": model.bottom_mlp[-1]},
+            )
+        )
+    if model.interaction == "native" and model.architecture != "dlrm":
+        problems.append(
+            _problem(
+                f"model.dense_arch is native, but model.architecture is {model.architecture}, "
+                "which has TorchRec's modules alone",
+                {"model.dense_arch": "auto"},
+                {"model.architecture": "dlrm"},
             )
         )
     if model.top_mlp[-1] != 1:

@@ -69,29 +69,54 @@ class DataConfig:
 
     path: str = key(
         REQUIRED,
-        "Folder of a dataset that `ecrm prepare` made. "
+        "Folder of a dataset that `ecrm prepare criteo` or `ecrm prepare table` made. "
         "A relative path starts at the current folder.",
     )
     eval_fraction: float = key(
-        0.1, "Share of the samples held out for evaluation: the last ones.", minimum=0, maximum=0.5
+        0.1,
+        "Share of the samples held out for evaluation: the last ones. "
+        "A table of `ecrm prepare table` has held-out rows of its own.",
+        minimum=0,
+        maximum=0.5,
     )
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of the DLRM."""
+    """The model, and its shape."""
 
+    architecture: str = key(
+        "dlrm",
+        "The kind of the model.",
+        choices={
+            "dlrm": "Dot products of all features, as in TorchRec's DLRM.",
+            "dcnv2": "Crosses of low rank, as in TorchRec's DLRM_DCN.",
+            "two_tower": "The dot product of two MLPs: one has model.user_columns, "
+            "the other all other columns.",
+        },
+    )
     embedding_dim: int = key(
         16, "Floats per embedding row.", minimum=4, maximum=1024, multiple_of=4
     )
     bottom_mlp: tuple[int, ...] = key(
         (64, 32, 16),
-        "Layer widths of the dense arch. The last is model.embedding_dim.",
+        "Layer widths of the dense arch; the last is model.embedding_dim. "
+        "With two_tower, the layer widths of each tower.",
         minimum=1,
         maximum=65536,
     )
     top_mlp: tuple[int, ...] = key(
-        (64, 32, 1), "Layer widths of the over arch. The last is 1.", minimum=1, maximum=65536
+        (64, 32, 1),
+        "Layer widths of the over arch. The last is 1. Used by dlrm and dcnv2.",
+        minimum=1,
+        maximum=65536,
+    )
+    cross_layers: int = key(3, "Number of crosses. Used by dcnv2.", minimum=1, maximum=64)
+    cross_rank: int = key(
+        32, "Rank of the matrices of a cross. Used by dcnv2.", minimum=1, maximum=65536
+    )
+    user_columns: tuple[str, ...] = key(
+        (), "Names of the features and dense columns of the user's tower. Used by two_tower."
     )
     max_rows_per_table: int = key(
         0,
@@ -104,11 +129,18 @@ class ModelConfig:
         "auto",
         "What computes the dense parts.",
         choices={
-            "auto": "The same as native.",
+            "auto": "The same as native with dlrm, else the same as torchrec.",
             "torchrec": "TorchRec's own modules.",
             "native": "The same model with this project's interaction kernel, which is faster.",
         },
     )
+
+    @property
+    def interaction(self) -> str:
+        """The implementation of the dense parts: `native` or `torchrec`."""
+        if self.dense_arch != "auto":
+            return self.dense_arch
+        return "native" if self.architecture == "dlrm" else "torchrec"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 
 SUFFIX = ".py"
-RECIPE = Path(__file__).parents[1] / "recipes" / "dlrm.py"
+RECIPE = Path(__file__).parents[1] / "recipes" / "train.py"
 """The script that trains the model of a config."""
 DECIDED_SECTIONS = ("data", "model")
 DECIDED_KEYS = {

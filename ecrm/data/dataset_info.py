@@ -47,7 +47,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             else "there is no such directory"
         )
         raise UsageError(
-            f"{directory}: {what}; `ecrm prepare criteo FILE --output {directory}` makes one"
+            f"{directory}: {what}; `ecrm prepare criteo FILE --output {directory}` makes one, or "
+            f"`ecrm prepare table FILES --schema schema.toml --output {directory}`"
         ) from error
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error

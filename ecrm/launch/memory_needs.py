@@ -8,15 +8,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ecrm.base.wording import counted
 from ecrm.checkpoint.compatibility import capped
 from ecrm.config.schema import Config
-from ecrm.data.dataset_info import read_manifest
-from ecrm.data.layout import INTEGERS
+from ecrm.data.described import Described, describe
 from ecrm.errors import UsageError
+from ecrm.launch.dense_size import dense_parameters, pairs
 from ecrm.run.plan import view_over
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ DENSE_COPIES = {"sgd": 3, "adagrad": 6, "adam": 7}
 A holder keeps the present state, the commit and the start of the run. Adam has no state at the
 start.
 """
+ORDERS = 3
+"""Orders of rows kept by a process at most, as by `ecrm.Indexed`."""
 GPU_VECTOR = 16
 """Bytes: the size of a record on a GPU is a multiple of GPU_VECTOR."""
 NOTES_BYTES = 2_000_000
@@ -63,6 +66,7 @@ class Need:
     - `rows`, with optimizer state, and `parity`: once every row was updated.
     - `undo`: undo logs at most.
     - `dense`: the dense replica.
+    - `order`: the numbers of a table's rows in a random order, for this pass and both beside it.
     - `staging`: copies on the host of data sent and received by a GPU, at most. Most of `staging`
       is pinned.
 
@@ -75,6 +79,7 @@ class Need:
     parity: int = 0
     undo: int = 0
     dense: int = 0
+    order: int = 0
     staging: int = 0
 
     @property
@@ -105,9 +110,8 @@ class Needs:
     def __init__(self, config: Config, steps: int) -> None:
         self.config = config
         cluster, train, dim = config.cluster, config.train, config.model.embedding_dim
-        tables = capped(
-            read_manifest(Path(config.data.path))["tables"], config.model.max_rows_per_table
-        )
+        data = describe(config.data.path, config.data.eval_fraction)
+        tables = capped(data.tables, config.model.max_rows_per_table)
         record = 4 * (dim + sum(STATE_FLOATS[train.sparse_optimizer](dim)) + 1)
         if config.storage.device == "cuda":
             record = -(-record // GPU_VECTOR) * GPU_VECTOR
@@ -115,15 +119,16 @@ class Needs:
         logged = config.kind.logged(config.protection)
         periods = -(-sum(tables.values()) // (k * cluster.servers))
         rows, parity = periods * k * record, periods * m * record
-        looked_up = train.global_batch * len(tables)
+        looked_up = ceil(train.global_batch * sum(data.lookups.values()))
         touched = min(looked_up * config.protection.commit_interval // cluster.servers, periods * k)
         undo = touched * record * (1 + logged) if config.kind.keeps_deltas else 0
-        dense = _dense_bytes(config, len(tables))
+        dense = _dense_bytes(config, data)
         self.dense_on_gpu = dense if _is_on_gpu(config, config.train.device) else 0
         self._dense = dense - self.dense_on_gpu
         self.trainer = Need(
             dense=self._dense,
             parity=_last_seen(config, sum(tables.values())),
+            order=0 if data.ordered else ORDERS * 8 * data.train_rows,
             staging=_trainer_staging(config, looked_up, self.dense_on_gpu),
         )
         self.server = Need(rows=rows, parity=parity, undo=undo)
@@ -138,7 +143,10 @@ class Needs:
             self.server = Need(staging=_server_staging(config, looked_up, touched, record))
             self.server_on_gpu = Need(process=0, rows=rows, parity=parity, undo=undo)
         self.spare = Need()
-        updated = sum(min(size, steps * train.global_batch) for size in tables.values())
+        updated = sum(
+            min(size, ceil(steps * train.global_batch * data.lookups[name]))
+            for name, size in tables.items()
+        )
         share = -(-updated // cluster.servers)
         self._updated = min(self.server.rows, share * max(record, PAGE)) + min(
             self.server.parity, share * config.failures_survived * max(record, PAGE)
@@ -192,7 +200,7 @@ class Needs:
         holders = max(cluster.trainers, config.failures_survived + 1)
         if cluster.failure_domain == "host":  # all trainers may be on one host
             holders = cluster.trainers + config.failures_survived
-        of_trainers = self.trainer.parity + self.trainer.staging
+        of_trainers = self.trainer.parity + self.trainer.order + self.trainer.staging
         of_slots = self._dense * holders + of_trainers * cluster.trainers
         of_shards = (rows + self.server.undo + self.server.staging) * cluster.servers
         processes = PROCESS_BYTES * config.world_size + libraries(config, config.world_size)
@@ -274,20 +282,14 @@ def _last_seen(config: Config, rows: int) -> int:
     )
 
 
-def _dense_bytes(config: Config, tables: int) -> int:
+def _dense_bytes(config: Config, data: Described) -> int:
     """Bytes of a dense holder's replica.
 
-    TorchRec's interaction has a buffer of two int64 for each pair of features, kept three times.
+    TorchRec's dot products have a buffer of two int64 for each pair, kept three times.
     """
-    model, inputs, parameters = config.model, INTEGERS, 0
-    pairs = (tables + 1) * tables // 2
-    width = model.bottom_mlp[-1] + pairs
-    for first, widths in ((INTEGERS, model.bottom_mlp), (width, model.top_mlp)):
-        inputs = first
-        for outputs in widths:
-            parameters += (inputs + 1) * outputs
-            inputs = outputs
-    return 4 * parameters * DENSE_COPIES[config.train.dense_optimizer] + 3 * 16 * pairs
+    parameters = dense_parameters(config.model, data)
+    buffers = pairs(len(data.features)) if config.model.architecture == "dlrm" else 0
+    return 4 * parameters * DENSE_COPIES[config.train.dense_optimizer] + 3 * 16 * buffers
 
 
 def check_memory(config: Config, steps: int, available: int, gpus: Sequence[int] = ()) -> str:

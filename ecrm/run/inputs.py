@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ecrm.base.allocate import CPU
 from ecrm.base.wording import counted
 from ecrm.config.schema import Config
+from ecrm.data.columns.table import Table
 from ecrm.data.dataset import CriteoDataset
-from ecrm.data.dataset_info import read_manifest
+from ecrm.data.described import Described, describe
 from ecrm.errors import UsageError
 from ecrm.kernels import native
 from ecrm.process.device import DEVICES, device_of, use_device
@@ -29,7 +28,6 @@ OF_SCRIPT = Alike(
     {"script": "another script"},
     "copy the script and the config to every host, and give it the same arguments",
 )
-_OF_DATA = ("rows", "tables", "files")  # of the manifest; names of sources may differ
 
 
 def check_started(started: int, config: Config) -> None:
@@ -66,17 +64,19 @@ def use_instruction_set(name: str) -> None:
 
 def open_data(config: Config) -> None:
     """Open the data of a config's run. Raises UsageError and DataError."""
-    CriteoDataset.open(
-        config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction
-    )
+    (Table if _described(config).is_table else CriteoDataset.open)(config.data.path)
     plan(config)
 
 
 def data_of(config: Config) -> dict[str, Any]:
     """The data of a config's run that must be the same on all ranks."""
-    return of_manifest(read_manifest(Path(config.data.path)))
+    return alike(_described(config))
 
 
-def of_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a dataset's `manifest` that must be the same on all ranks."""
-    return {name: manifest[name] for name in _OF_DATA}
+def alike(data: Described) -> dict[str, Any]:
+    """The part of a dataset that must be the same on all ranks; names of sources may differ."""
+    return {"rows": data.rows, "tables": data.tables, "layout": data.layout, "files": data.sums}
+
+
+def _described(config: Config) -> Described:
+    return describe(config.data.path, config.data.eval_fraction)

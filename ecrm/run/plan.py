@@ -22,9 +22,10 @@ from ecrm.checkpoint.mapped_folder import files_at, folder_to_go_on, new_folder,
 from ecrm.checkpoint.trained import Trained
 from ecrm.config import Config
 from ecrm.config.faults import Kill, check_kills
-from ecrm.data.dataset_info import check_files, read_manifest, split_rows
+from ecrm.data.described import describe
 from ecrm.errors import EcrmError, UsageError
 from ecrm.run.auto_resume import about
+from ecrm.run.check_data import check_data
 
 if TYPE_CHECKING:
     from ecrm.placement.stripes import StripeShape
@@ -38,15 +39,13 @@ def plan(config: Config, kills: Sequence[Kill] = (), data_began: int = 0) -> int
     Reads the manifest and the sizes of the dataset's files, not the contents. Passes over the data
     count from the step `data_began` on, train.steps from the first step of the model.
 
-    Raises UsageError for a missing dataset, a dataset too small for the config, a kill with a rank
-    or step outside the run, or without TorchRec; DataError for a damaged dataset.
+    Raises UsageError for a missing dataset, a dataset too small or unfit for the config, a kill
+    with a rank or step outside the run, or without TorchRec; DataError for a damaged dataset.
     """
     check_torchrec()
-    path = Path(config.data.path)
-    manifest = read_manifest(path)
-    check_files(path, manifest)
-    train_rows, _ = split_rows(manifest["rows"], config.data.eval_fraction)
-    steps = _steps(config, train_rows, data_began)
+    data = describe(config.data.path, config.data.eval_fraction)
+    check_data(config, data)
+    steps = _steps(config, data.train_rows, data_began)
     check_kills(kills, config.world_size, steps)
     return steps
 
@@ -83,11 +82,6 @@ def check_torchrec() -> None:
             otherwise="type pip install 'ecrm[torchrec]' "
             "and then pip install --no-deps torchrec==1.8.0",
         )
-
-
-def dense_arch(config: Config) -> str:
-    """The implementation of the interaction, `native` or `torchrec`, for `model.dense_arch`."""
-    return "native" if config.model.dense_arch == "auto" else config.model.dense_arch
 
 
 @dataclass(frozen=True)

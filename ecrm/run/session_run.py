@@ -43,7 +43,7 @@ from ecrm.run.keep import checkpoints_of, inherit_best
 from ecrm.run.loaded_files import with_digests
 from ecrm.run.log_delivery import FileMark, NoMark
 from ecrm.run.memory_check import judge_memory, reserve_own, shown_gpu
-from ecrm.run.plan import BuiltIn, dense_arch
+from ecrm.run.plan import BuiltIn
 from ecrm.run.policy import policy_of
 from ecrm.run.rank_run import RankRun, RunStopped
 from ecrm.run.reported import EVALUATED, ended_early, last_named
@@ -142,7 +142,7 @@ def start_run(wanted: Wanted) -> Started:
         )
         own = {"script": rank.script.typed}
         if follows:
-            own = {"dense_arch": dense_arch(config)}
+            own = {"dense_arch": config.model.interaction}
         end = {"open_end": True} if wanted.open_end else {}
         fields = start_fields(run, cluster, built, {**own, **end})
     built.standstill.places = whereabouts.places
@@ -329,7 +329,7 @@ def _named(tables: Sequence[Table], follows: bool) -> list[Table]:
 
 def _multiplied(config: Config, wanted: Wanted) -> int | None:
     """The number of embeddings of a sample multiplied on the GPU; `None` for none."""
-    native = dense_arch(config) == "native" and config.train.device == "cuda"
+    native = config.model.interaction == "native" and config.train.device == "cuda"
     return len(wanted.tables) if native else None
 
 

@@ -7,7 +7,7 @@ from support.commands import ecrm
 from support.examples import LAYOUT
 
 SETS = ("train.steps=40", "train.epochs=0", "train.slots=3", "train.global_batch=300")
-RECIPE = "ecrm/recipes/dlrm.py"
+RECIPE = "ecrm/recipes/train.py"
 
 
 def test_a_killed_script_leaves_the_tensors_of_the_config(tmp_path, criteo_rows, pytestconfig):

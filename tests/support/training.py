@@ -18,7 +18,7 @@ from ecrm.engine.hooks import Hooks
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.device import device_of
 from ecrm.protection.registry import make_protection
-from ecrm.recipes.dlrm import train as recipe
+from ecrm.recipes.train import train as recipe
 from ecrm.run.connect import start_view
 from ecrm.run.ending import Ending, Record
 from ecrm.run.events import check_event

@@ -36,6 +36,7 @@ from ecrm.run.memory_check import judge_gpus, judged
 from ecrm.run.plan import find_starting_point, kept_by, plan
 from ecrm.storage import prefault
 from support.advice import check_advice, dataset, refusal
+from support.columns import SMALL, prepared_small
 
 
 def accepts(
@@ -53,6 +54,8 @@ OF_CONFIG = [
     ["model.embedding_dim=32"],
     ["model.bottom_mlp=[64,17]"],  # no model.embedding_dim
     ["model.top_mlp=[64]"],
+    ["model.architecture=two_tower"],
+    ["model.architecture=dcnv2", "model.dense_arch=native"],
     ["model.max_rows_per_table=1"],
     ["train.steps=5", "train.epochs=1"],
     ["train.epochs=0"],
@@ -160,6 +163,15 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
     data = [f"data.path={dataset(tmp_path / 'data')}", "train.slots=2"]
     for overrides in (["train.global_batch=2000"], ["train.epochs=0.001"]):
         check_advice(partial(accepts, config="tiny"), [*data, *overrides])
+
+    for share, overrides in (
+        ("0.25", ["data.eval_fraction=0.2"]),
+        ("0", ["checkpoint.keep_best=auc", "train.eval_every_steps=2"]),
+        ("0", ["train.stop_after_evaluations_without_gain=2", "train.eval_every_steps=2"]),
+    ):
+        table = prepared_small(tmp_path, schema=SMALL.replace("0.25", share), force=True)
+        of_table = [f"data.path={table}", "train.global_batch=2", *overrides]
+        check_advice(partial(accepts, config="tiny"), of_table)
 
     run = checkpoint(tmp_path / "run", data)
     for overrides in OF_RESUME:

@@ -46,7 +46,8 @@ def test_missing_data_is_told_before_anything_starts(tmp_path):
     done = ecrm("launch", "quickstart", "--set", "data.path=absent", cwd=tmp_path)
     assert_one_line(
         done,
-        "absent: there is no such directory; `ecrm prepare criteo FILE --output absent` makes one",
+        "absent: there is no such directory; `ecrm prepare criteo FILE --output absent` makes one, "
+        "or `ecrm prepare table FILES --schema schema.toml --output absent`",
     )
     (tmp_path / "empty").mkdir()
     done = ecrm("launch", "quickstart", "--set", "data.path=empty", cwd=tmp_path)

@@ -7,31 +7,40 @@ from dataclasses import replace
 import pytest
 
 from ecrm.config import load_config
+from ecrm.data.described import Described
 from ecrm.run.consistency import Given, given_of
 from ecrm.run.consistency import unlike as unlike_by
-from ecrm.run.inputs import OF_CONFIG, of_manifest
+from ecrm.run.inputs import OF_CONFIG, alike
 
 
 def unlike(ranks):
     return unlike_by(ranks, OF_CONFIG)
 
 
-MANIFEST = {
-    "rows": 9,
-    "tables": {"t": 5},
-    "files": {"labels.bin": {"bytes": 9, "sha256": "00"}},
-    "sources": [{"path": "a"}],
-}
+DATA = Described(
+    is_table=True,
+    rows=9,
+    train_rows=8,
+    tables={"t": 5},
+    features={"movie": "t"},
+    dense=("price",),
+    lookups={"t": 1.0},
+    weighted=False,
+    ordered=False,
+    binary=True,
+    files={"labels.bin": {"bytes": 9, "sha256": "00"}},
+)
 
 
-def has(host: str = "a", *sets: str, steps: int = 7, **manifest: object) -> Given:
+def has(host: str = "a", *sets: str, steps: int = 7, **other: object) -> Given:
+    data = replace(DATA, **other)
     config = load_config("tiny", ["data.path=x", *sets])
-    return given_of(host, config, steps, data=of_manifest({**MANIFEST, **manifest}))
+    return given_of(host, config, steps, data=alike(data))
 
 
 def test_all_the_same_is_no_problem_wherever_the_data_lies():
     assert unlike({0: has()}) is None
-    assert unlike({0: has(), 3: has("b", "data.path=elsewhere", sources=[{"path": "b"}])}) is None
+    assert unlike({0: has(), 3: has("b", "data.path=elsewhere")}) is None
 
 
 def test_rows_may_lie_on_a_gpu_of_some_ranks_but_the_model_not():
@@ -51,6 +60,7 @@ def test_rows_may_lie_on_a_gpu_of_some_ranks_but_the_model_not():
             "rank 2 on b has other data: ",
         ),
         (has("b", tables={"t": 6}), "rank 2 on b has other data: "),
+        (has("b", dense=("cost",)), "rank 2 on b has other data: "),
         (has("b", "train.seed=8"), "rank 2 on b has another config (train.seed): "),
         (
             has("b", "train.seed=8", "train.sparse_lr=1", rows=8),

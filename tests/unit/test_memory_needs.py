@@ -38,7 +38,9 @@ from ecrm.protection.mapped_files.shard_file import ShardFile
 from ecrm.protection.registry import make_protection
 from ecrm.protection.routing import ROWS, ShardRequests
 from ecrm.protection.stand_in import LastSeen
-from ecrm.recipes.dlrm import OPTIMIZERS, Model
+from ecrm.recipes.models import Dlrm
+from ecrm.recipes.rows import open_rows
+from ecrm.recipes.train import OPTIMIZERS
 from ecrm.storage.base import NativeStore
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.undo import UndoLog
@@ -86,7 +88,7 @@ def test_rows_parity_and_dense_replicas_are_counted_as_they_are_made(tmp_path):
             assert need.server.rows == store.memory_bytes
             assert need.server.parity == layout.parity_rows_per_shard * store.record_bytes
             replica = ModuleReplica(
-                Model(config, [(f"t{n}", 300) for n in range(26)]),
+                Dlrm(config, open_rows(config)),
                 lambda ps, kind=OPTIMIZERS[dense]: kind(ps, lr=1),
             )
             size = sum(parameter.numel() for parameter in replica.parameters)

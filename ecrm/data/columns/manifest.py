@@ -13,7 +13,7 @@ from ecrm.errors import DataError, EcrmError, UsageError
 
 NAME = dataset_info.NAME
 FORMAT = "ecrm-table"
-VERSION = 1
+VERSION = 2
 
 LABELS, DENSE, IDS, ORDER = "labels.bin", "dense.bin", "ids.bin", "order.bin"
 
@@ -106,6 +106,8 @@ def _problem(manifest: dict[str, Any], schema: Schema) -> str:
     rows, train_rows, tables = (manifest[key] for key in ("rows", "train_rows", "tables"))
     if not (isinstance(rows, int) and isinstance(train_rows, int) and 0 <= train_rows <= rows > 0):
         return f"rows is {rows!r}, train_rows is {train_rows!r}"
+    if not isinstance(manifest["binary_labels"], bool):
+        return f"binary_labels is {manifest['binary_labels']!r}"
     if list(tables) != list(schema.tables) or not all(type(n) is int for n in tables.values()):
         return "the tables are not the schema's"
     for name, (dtype, shape) in layouts(schema).items():

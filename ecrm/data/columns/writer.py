@@ -97,7 +97,7 @@ class Writer:
             for table, column in schema.tables.items()
             if column.vocabulary
         }
-        self._label_sum = 0.0
+        self._label_sum, self._binary = 0.0, True
         self._missing = {column.name: 0 for column in (*schema.of_kind("dense"), *schema.features)}
         self._unknown = {column.name: 0 for column in schema.features if column.vocabulary}
         self._times: list[np.ndarray] = []
@@ -107,6 +107,7 @@ class Writer:
         """Append the rows of a block."""
         self.rows += len(rows.labels)
         self._label_sum += float(rows.labels.sum(dtype=np.float64))
+        self._binary &= bool(((rows.labels == 0) | (rows.labels == 1)).all())
         for name, count in rows.missing.items():
             self._missing[name] += count
         if rows.times is not None:
@@ -161,6 +162,7 @@ class Writer:
             "rows": self.rows,
             "train_rows": train_rows,
             "label_mean": self._label_sum / self.rows,
+            "binary_labels": self._binary,
             "tables": {
                 table: column.rows or len(self._vocabularies[table]) + 1
                 for table, column in self._schema.tables.items()

@@ -13,7 +13,7 @@ from ecrm.engine.hooks import Hooks
 from ecrm.engine.table_digest import gather_rows
 from ecrm.model.determinism import prepare_torch
 from ecrm.protection.registry import make_protection
-from ecrm.recipes import dlrm
+from ecrm.recipes import train as recipe
 from ecrm.run.connect import start_view
 from ecrm.run.policy import policy_of
 from ecrm.run.started import Started, Wanted
@@ -47,8 +47,8 @@ def start(wanted: Wanted) -> Started:
     return Started(SimulatedRun(engine))
 
 
-dlrm.Session = Noting
-engine = dlrm.train(config, start=start)._engine
+recipe.Session = Noting
+engine = recipe.train(config, start=start)._engine
 reporter = engine.view.reporter
 (space,) = engine.state.spaces
 tables = {}

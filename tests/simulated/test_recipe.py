@@ -13,7 +13,8 @@ from ecrm.data.metrics import auc
 from ecrm.engine.table_digest import table_digests
 from ecrm.errors import NotFinite, UsageError
 from ecrm.model.determinism import prepared_torch
-from ecrm.recipes import dlrm
+from ecrm.recipes import models
+from ecrm.recipes import train as recipe
 from ecrm.run import plan as module
 from ecrm.run.lone_run import run_alone
 from ecrm.run.summary import flat_state
@@ -28,7 +29,7 @@ def alone(data: Path, *sets: str) -> tuple[str, str]:
     """Digests of the tables and of the dense part after a run without ranks."""
     config = load_config("tiny", [f"data.path={data}", *TINY, *sets])
     with prepared_torch(threads=1):
-        session = dlrm.train(config, start=run_alone)
+        session = recipe.train(config, start=run_alone)
     digest = hashlib.sha256()
     for tensor in flat_state(session._replica):
         digest.update(tensor.contiguous().numpy().data)
@@ -60,7 +61,7 @@ def test_both_interactions_are_the_same_to_rounding(criteo_rows):
             "tiny", [f"data.path={criteo_rows}", *TINY, f"model.dense_arch={arch}"]
         )
         with prepared_torch(threads=1):
-            session = dlrm.train(config, start=run_alone)
+            session = recipe.train(config, start=run_alone)
         models.append(session.model)
         losses.append([p.detach() for p in session.model.parameters() if not p.is_meta])
     assert list(models[0].state_dict()) == list(models[1].state_dict())
@@ -70,7 +71,7 @@ def test_both_interactions_are_the_same_to_rounding(criteo_rows):
 
 def test_an_evaluation_has_the_numbers_of_all_held_out_rows(tmp_path, criteo_rows, monkeypatch):
     seen = []
-    monkeypatch.setattr(dlrm, "auc", lambda *given: seen.append(given) or auc(*given))
+    monkeypatch.setattr(recipe, "auc", lambda *given: seen.append(given) or auc(*given))
     run = train(tmp_path / "run", criteo_rows, *TINY)
     told = run.of("evaluation")
     assert [event["step"] for event in told] == [4, 6]
@@ -95,13 +96,13 @@ def test_without_evaluations_in_between_the_end_is_evaluated(tmp_path, criteo_ro
 def test_a_logit_that_is_not_finite_ends_the_run_or_leaves_no_number(
     tmp_path, criteo_rows, monkeypatch, on_nonfinite
 ):
-    forward = dlrm.Model.forward
+    forward = models.Dlrm.forward
 
     def spoiled(self, dense, ids):
         logits = forward(self, dense, ids)
         return logits if self.training else logits * float("inf")
 
-    monkeypatch.setattr(dlrm.Model, "forward", spoiled)
+    monkeypatch.setattr(models.Dlrm, "forward", spoiled)
     sets = (*TINY, f"train.on_nonfinite={on_nonfinite}")
     if on_nonfinite == "stop":
         with pytest.raises(NotFinite, match="the evaluation at step 4 is not finite; lower train"):

@@ -1,0 +1,69 @@
+"""Whether a dataset fits a config, before any process starts. Imports no torch."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from ecrm.base.wording import counted, listed
+from ecrm.config.schema import Config, DataConfig
+from ecrm.data.described import Described
+from ecrm.errors import UsageError
+
+
+def check_data(config: Config, data: Described) -> None:
+    """Raise UsageError, with what to type, unless the config can train from the dataset."""
+    if data.is_table:
+        _check_split(config, data)
+    if not data.binary:
+        raise UsageError(
+            f"{config.data.path}: some labels are neither 0 nor 1, and a config trains a "
+            "probability",
+            otherwise='type above = NUMBER or equals = "TEXT" for the label in the schema, and '
+            "prepare the files again; a script of your own trains on any label",
+        )
+    if config.model.architecture == "two_tower":
+        _check_towers(config, data)
+
+
+def _check_split(config: Config, data: Described) -> None:
+    share = config.data.eval_fraction
+    if share != DataConfig.eval_fraction:
+        raise UsageError(
+            f"data.eval_fraction is {share}, but {config.data.path} is a prepared table with "
+            f"{counted(data.rows - data.train_rows, 'held-out row')} of its own",
+            {"data.eval_fraction": DataConfig.eval_fraction},
+            otherwise="type held_out = SHARE in the schema, and prepare the files again",
+        )
+    if data.train_rows < data.rows:
+        return
+    for name, value, off in (
+        ("checkpoint.keep_best", config.checkpoint.keep_best, "none"),
+        (
+            "train.stop_after_evaluations_without_gain",
+            config.train.stop_after_evaluations_without_gain,
+            0,
+        ),
+    ):
+        if value != off:
+            raise UsageError(
+                f"{name} is {value}, but {config.data.path} has no held-out rows to evaluate",
+                {name: off},
+                otherwise="type held_out = SHARE in the schema, and prepare the files again",
+            )
+
+
+def _check_towers(config: Config, data: Described) -> None:
+    """Check the columns of both towers of a two-tower model."""
+    users = config.model.user_columns
+    for name in users:
+        if name not in data.columns:
+            near = get_close_matches(name, data.columns, 1)
+            advice = f"did you mean {near[0]}?" if near else f"there are {listed(data.columns)}"
+            raise UsageError(
+                f"model.user_columns has {name!r}, no column of {config.data.path}: {advice}"
+            )
+    if set(users) == set(data.columns):
+        raise UsageError(
+            f"model.user_columns has all columns of {config.data.path}, and the item's tower none",
+            otherwise="leave out the item's columns",
+        )
