@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ecrm.base import version_set
 from ecrm.checkpoint.folder import Checkpoint, locate
 from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.checkpoint.trained import Trained
@@ -47,6 +48,8 @@ Without the key the dense part was trained on the CPU.
 """
 DENSE = "dense"
 """Key of an identity: the dense part is a module's state. Versions up to 0.2.0 lack the key."""
+VERSIONS = "versions"
+"""Key of an identity: the set of versions for which equal bits are promised."""
 COLUMNS = "columns"
 """Key of an identity: the columns and vocabularies of a prepared table."""
 ANEW = "start without --resume"
@@ -76,6 +79,7 @@ def identity(
         "train.slots": config.slots,
         "tables": capped(data.tables, config.model.max_rows_per_table),
         COLUMNS: data.layout,
+        VERSIONS: version_set.version_set(),
         "data": {"rows": data.rows, **data.sums},
         "data_began": data_began,
         DENSE: "module",
@@ -87,6 +91,28 @@ def identity(
 def on_gpu(said: str) -> dict[str, Any]:
     """The part of an identity for a dense part trained on a GPU; empty if `said` is "", the CPU."""
     return {ON: said} if said else {}
+
+
+def check_versions(path: Path, said: dict[str, Any], mine: dict[str, Any], allowed: bool) -> None:
+    """Raise UsageError if the run at `path` had another set of versions, unless `allowed`.
+
+    A run of a version without the key, 0.2.0 or before, has an unknown set, and is not refused.
+    """
+    if not allowed and (changed := versions_changed(said, mine)):
+        raise UsageError(
+            f"{path}: {changed[0]}: bits are equal within one set",
+            {"train.other_versions": True},
+            otherwise="install the versions as they were",
+        )
+
+
+def versions_changed(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
+    """One line if the set of versions was another one, else nothing."""
+    before, now = said.get(VERSIONS), mine[VERSIONS]
+    if before is None or before == now:
+        return []
+    names = [version_set.name_of(versions) for versions in (before, now)]
+    return [f"versions {' -> '.join(names)} ({version_set.differing(before, now)})"]
 
 
 def device_changed(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
@@ -214,7 +240,7 @@ def changes(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
             f"data.path {path} -> {now['data.path']}: {rows:,} -> {new:,} rows, "
             "from the first of them"
         )
-    return [*lines, *device_changed(said, mine)]
+    return [*lines, *device_changed(said, mine), *versions_changed(said, mine)]
 
 
 def check_steps(path: Path, at: int, steps: int, of_script: bool = False) -> None:

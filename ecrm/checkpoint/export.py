@@ -6,7 +6,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ecrm.checkpoint.compatibility import begun_as
+from ecrm.base.version_set import name_of
+from ecrm.checkpoint.compatibility import VERSIONS, begun_as
 from ecrm.checkpoint.folder import Checkpoint
 
 if TYPE_CHECKING:
@@ -42,7 +43,10 @@ def export(checkpoint: Checkpoint, form: str, output: BinaryIO, folder: Path) ->
         for name in model.names[table.name]
     }
     shapes |= {name: (array.dtype, array.shape) for name, array in dense.items()}
-    with closing(ModelFile(form, output, folder, shapes, {"step": str(checkpoint.step)})) as file:
+    about = {"step": str(checkpoint.step)}
+    if VERSIONS in checkpoint.manifest.identity:
+        about["version_set"] = name_of(checkpoint.manifest.identity[VERSIONS])
+    with closing(ModelFile(form, output, folder, shapes, about)) as file:
         for number, space in enumerate(row_spaces(model.tables)):
             tables = [file.arrays[model.names[table.name][0]] for table in space.tables]
             _fill(checkpoint, number, space, tables)

@@ -197,6 +197,11 @@ class TrainConfig:
         "They are compared by checkpoint.keep_best, or by AUC where that is none. 0 means never.",
         minimum=0,
     )
+    other_versions: bool = key(
+        False,
+        "Go on with --resume from a run with other versions of packages, or from another kind of "
+        "CPU. The run then comes to other bits than without the change.",
+    )
     log_every_steps: int = key(
         50, "Steps between progress lines. 0 means only at the end.", minimum=0
     )

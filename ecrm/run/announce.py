@@ -10,6 +10,8 @@ from typing import Any
 
 from ecrm import __version__
 from ecrm.base.console import say
+from ecrm.base.version_set import name_of as name_of_versions
+from ecrm.base.version_set import version_set
 from ecrm.base.wording import counted
 from ecrm.checkpoint.folder import name_of
 from ecrm.config.faults import Kill, unfired
@@ -34,10 +36,12 @@ def start_fields(
 
     `own` are fields specific to the kind of training.
     """
-    config, start = run.config, run.start
+    config, start, versions = run.config, run.start, version_set()
     fields: dict[str, Any] = {
         "version": __version__,
         "kernels": native.instruction_set(),
+        "versions": versions,
+        "version_set": name_of_versions(versions),
         **own,
         "world_size": config.world_size,
         "oversubscribed": cluster.cores.manner,
@@ -76,7 +80,8 @@ def start_in_words(
     return (
         f"{resumed}{begins}{config.ranks_in_words}, {protection.in_words}, "
         f"{counted(config.slots, 'slot')}, {steps}; "
-        f"{own}kernels {fields['kernels']}{_gpu_in_words(fields.get('gpu'))}"
+        f"{own}kernels {fields['kernels']}, versions {fields['version_set']}"
+        f"{_gpu_in_words(fields.get('gpu'))}"
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrm.checkpoint.compatibility import identity
+from ecrm.checkpoint.compatibility import VERSIONS, identity
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
 from ecrm.checkpoint.folder import CheckpointFolder, find
@@ -142,7 +142,7 @@ def about(config: Config) -> dict[str, Any]:
     same = {
         name: value
         for name, value in identity(config).items()
-        if name not in ("told", "data_began")
+        if name not in ("told", "data_began", VERSIONS)
     }
     return {**same, "train.steps": config.train.steps, "train.epochs": config.train.epochs}
 

@@ -91,6 +91,8 @@ EVENTS: dict[str, Event] = {
         {
             "version": Field("text", "version of ECRM"),
             "kernels": Field("text", "instruction set of the C++ kernels"),
+            "versions": Field("object", "packages and kind of CPU that decide the bits, by name"),
+            "version_set": Field("text", "name of `versions`: equal names, equal bits"),
             "dense_arch": Field(
                 "text",
                 "implementation of the interaction that is used; not of a script",

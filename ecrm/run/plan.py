@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from ecrm.base.wording import counted
 from ecrm.checkpoint import compatibility
-from ecrm.checkpoint.compatibility import KEPT, begun_as, check_steps, plan_resume
+from ecrm.checkpoint.compatibility import (
+    KEPT,
+    begun_as,
+    check_steps,
+    check_versions,
+    plan_resume,
+)
 from ecrm.checkpoint.folder import Checkpoint, locate
 from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.checkpoint.mapped_folder import files_at, folder_to_go_on, new_folder, read_about
@@ -171,13 +177,16 @@ def find_starting_point(
         if resume is None:
             return Start(steps, mine, mapped=new_folder(config, run_dir))
         folder = folder_to_go_on(config, trained, steps, resume)
-        changed = trained.changes(read_about(folder)["identity"], mine)
+        said = read_about(folder)["identity"]
+        check_versions(folder, said, mine, config.train.other_versions)
+        changed = trained.changes(said, mine)
         return Start(steps, mine, mapped=folder, changed=changed)
     found, refused = plan_resume(resume, trained)
     if not found:
         return Start(_steps_of(config, trained, kills), trained.identity())
     said = found[0].manifest.identity
     mine = trained.identity(trained.began(found[0]), begun_as(said))
+    check_versions(found[0].path, said, mine, config.train.other_versions)
     steps = _steps_of(config, trained, kills, mine["data_began"])
     check_steps(found[0].path, found[0].step, steps, of_script="data" not in said)
     return Start(steps, mine, found, refused, changed=trained.changes(said, mine))

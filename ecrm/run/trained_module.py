@@ -10,8 +10,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ecrm.base.version_set import version_set
 from ecrm.base.wording import listed
-from ecrm.checkpoint.compatibility import ANEW, ON, begun_as, device_changed, on_gpu
+from ecrm.checkpoint.compatibility import (
+    ANEW,
+    ON,
+    VERSIONS,
+    begun_as,
+    device_changed,
+    on_gpu,
+    versions_changed,
+)
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.errors import UsageError
 from ecrm.model.nested_state import bytes_of
@@ -96,6 +105,7 @@ class TrainedModule:
             "data_began": data_began,
             **(began_as or begun_as({"rows_seed": wanted.seed})),
             "told": {"steps": wanted.steps, **self._loaded},
+            VERSIONS: version_set(),
             **on_gpu(self.on),
         }
 
@@ -109,7 +119,7 @@ class TrainedModule:
     def about(self) -> dict[str, Any]:
         said = self.identity()
         told = said.pop("told")
-        del said["data_began"]
+        del said["data_began"], said[VERSIONS]
         said.pop(ON, None)  # a run may go on elsewhere
         return {**said, "steps": told["steps"]}
 
@@ -144,7 +154,7 @@ class TrainedModule:
             for number, now in numbers.items()
             if number in before and before[number] != now
         ]
-        lines += device_changed(said, mine)
+        lines += [*device_changed(said, mine), *versions_changed(said, mine)]
         steps = said["told"]["steps"], mine["told"]["steps"]
         return lines if steps[0] == steps[1] else [*lines, f"steps {steps[0]} -> {steps[1]}"]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ecrm.base.atomic_files import staged_file
+from ecrm.base.version_set import name_of, version_set
 from ecrm.checkpoint.model_file import ModelFile, Shape, as_array
 from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
@@ -102,8 +103,9 @@ def save(
                 shapes = _tables(engine)
                 shapes |= {f"{n}.weight": shapes[f"{of}.weight"] for n, of in aliases.items()}
                 shapes |= {name: _shape(tensor) for name, tensor in dense.items()}
+                about = {"version_set": name_of(version_set())}
                 file = opened.enter_context(
-                    closing(ModelFile(form, output, path.parent, shapes, {}))
+                    closing(ModelFile(form, output, path.parent, shapes, about))
                 )
         except (EcrmError, OSError) as error:
             trouble = _told(path, error)

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 import ecrm
+from ecrm.base import version_set
+from ecrm.checkpoint import compatibility
 from ecrm.checkpoint.compatibility import identity
 from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
 from ecrm.checkpoint.manifest import Manifest
@@ -179,6 +181,11 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
     larger = checkpoint(tmp_path / "capped", [*data, "model.max_rows_per_table=60"])
     check_advice(partial(accepts, config="tiny", resume=larger), data)
     check_advice(partial(accepts, config="tiny", resume=run), [*data, "protection.name=mapped"])
+
+    here = version_set.version_set
+    with monkeypatch.context() as patched:
+        patched.setattr(compatibility.version_set, "version_set", lambda: {**here(), "torch": "9"})
+        check_advice(partial(accepts, config="tiny", resume=run), data)
 
     for overrides in (
         ["model.max_rows_per_table=20"],

@@ -96,11 +96,11 @@ def test_the_start_says_what_is_taken_of_a_gpu(monkeypatch):
     on_card = config("storage.device=cuda")
     gpu = gpu_memory(on_card)
     assert gpu == {"name": "A Card", "bytes": 80_000_000, "taken": 20_000_000}
-    fields = {"kernels": "avx2"}
+    fields = {"kernels": "avx2", "version_set": "0a1b2c3d"}
     protection = SimpleNamespace(in_words="parity")
     said = start_in_words(on_card, protection, {**fields, "gpu": gpu}, "5 steps", "")
-    assert said.endswith("kernels avx2, GPU A Card: 20 of 80 MB taken")
-    assert start_in_words(on_card, protection, fields, "5 steps", "").endswith("kernels avx2")
+    assert said.endswith("kernels avx2, versions 0a1b2c3d, GPU A Card: 20 of 80 MB taken")
+    assert start_in_words(on_card, protection, fields, "5 steps", "").endswith("0a1b2c3d")
 
 
 def test_going_on_elsewhere_is_named():
