@@ -30,6 +30,10 @@ gradients of skewed rows. divide divides a slot's gradients and tests them. Comp
   torch             index_select of both and their concatenation; index_add_; div_, sum and the test
                     of the sum.
 
+pieces packs the rows of a slot for a thousand ranks, and places them again. Compared with
+  torch             index_select and index_copy_, a call for each rank.
+The second case has no peer: split, requests, gradients, messages packed and rows collected.
+
 dot_interaction runs forward, and backward to sums of unique rows, on 26 features whose rows are as
 skewed as a batch's. Compared with
   torchrec          What a step does without this kernel: TorchRec's InteractionArch and its
@@ -78,6 +82,7 @@ from lib.kernel_rows import (
     logged_case,
     scatter_add_case,
 )
+from lib.kernel_slots import messages_cases
 
 COEFFICIENT = 29
 FLOOR_SOURCE = """
@@ -467,10 +472,15 @@ def main(arguments: list[str] | None = None) -> None:
         help="2,048 rows, 2 rounds: shows that it runs, not how fast",
     )
     parser.add_argument(
-        "--csv", type=Path, help="file for the lines; benchmarks/results/kernels.csv unless --smoke"
+        "--only", default="", metavar="WORDS", help="the cases with these words in their names"
+    )
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        help="file for the lines; benchmarks/results/kernels.csv unless --smoke or --only",
     )
     options = parser.parse_args(arguments)
-    if options.csv is None and not options.smoke:
+    if options.csv is None and not options.smoke and not options.only:
         options.csv = Path(__file__).with_name("results") / "kernels.csv"
     if options.smoke:
         options.rows, options.touched, options.rounds = 2048, [512], 2
@@ -490,7 +500,10 @@ def main(arguments: list[str] | None = None) -> None:
     cases.append(divide_case(options.rows // 32, options.dimension))
     for batch, dimension in ((32, 16),) if options.smoke else ((1024, 64), (2048, 128)):
         cases += interaction_cases(batch, dimension)
+    cases += messages_cases(*((20, 500) if options.smoke else (1000, 20_000)))
     for case in cases:
+        if options.only not in case.name:
+            continue
         print(f"\n{case.name}: {case.rows} rows of {case.row_bytes} bytes")
         for line in report(case, measure(case, options.rounds)):
             lines.append(line | where)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ecrm.device.copies import on_device, on_host
-from ecrm.kernels.records import scatter_records
+from ecrm.kernels.pieces import Piece, copy_pieces
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.stripes import RowLayout
@@ -167,8 +167,13 @@ class SlotRequests:
                 )
                 pieces += [(place, values, None) for place, values in given]
             values = memory(wanted.numel(), self._widths[space])
-            for place, piece, picked in pieces:
-                scatter_records(values, (), place, piece.view(torch.uint8), picked=picked)
+            for _, piece, _ in pieces:
+                if piece.shape[1] != values.shape[1] or piece.dtype != values.dtype:
+                    raise ValueError(
+                        f"rows of {piece.shape[1]} {piece.dtype} came for rows of "
+                        f"{values.shape[1]} {values.dtype}"
+                    )
+            copy_pieces(values, [Piece(rows, 0, picked, place) for place, rows, picked in pieces])
             result[slot].append(values)
         return result
 

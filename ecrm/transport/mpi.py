@@ -259,15 +259,8 @@ class MpiTransport(Transport):
         ]
         if sum(sizes) > self._scratch.size:
             self._scratch = np.empty(sum(sizes), np.uint8)
-        packed = []
-        position = 0
-        for tensors, size, places, there in zip(lists, sizes, apart, shared):
-            if not size:
-                packed.append(NOTHING)
-                continue
-            packed.append(self._scratch[position : position + size])
-            wire.pack_into(packed[-1], tensors, places, there)
-            position += size
+        ends = wire.pack_all_into(self._scratch[: sum(sizes)], lists, apart, shared)
+        packed = [self._scratch[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         return packed
 
     def _deliver(

@@ -25,6 +25,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import torch
 
+from ecrm.kernels.pieces import Piece, copy_pieces
 from ecrm.transport.message import Part, Picked, Received
 
 WORD_BYTES = 8
@@ -169,50 +170,87 @@ def pack_into(
     apart: Collection[int] = (),
     shared: Mapping[int, int] = NOTHING_SHARED,
 ) -> None:
-    """Write `parts` over all of `buffer`, uint8, 8-byte aligned.
+    """Write `parts` over all of `buffer`, as `pack_all_into` writes a single list."""
+    pack_all_into(buffer, [parts], [apart], [shared])
 
-    The buffer must have exactly `packed_bytes(parts, apart, shared)` bytes.
 
-    `shared` gives, by place, the offset of a tensor, or of the matrix of picked rows, in memory
-    readable by the receiver. Does not repeat the checks of `packed_bytes`.
+def pack_all_into(
+    buffer: np.ndarray,
+    lists: Sequence[Sequence[Part]],
+    apart: Sequence[Collection[int]],
+    shared: Sequence[Mapping[int, int]],
+) -> list[int]:
+    """Write lists of parts over all of `buffer`, uint8, 8-byte aligned, one after the other.
+
+    The buffer must have exactly the `packed_bytes(parts, apart, shared)` of all lists.
+
+    `shared` gives, by list and place, the offset of a tensor, or of the matrix of picked rows, in
+    memory readable by the receiver. Does not repeat the checks of `packed_bytes`.
+
+    Returns the end of every list in the buffer, in bytes.
     """
-    if not parts:
-        return
+    words: list[int] = []
+    counts: list[int] = []
+    starts: list[int] = []
+    pads: list[int] = []
+    pieces: list[Piece] = []
+    ends: list[int] = []
+    end = 0
+    for parts, places, there in zip(lists, apart, shared, strict=True):
+        if parts:
+            starts.append(end // WORD_BYTES)
+            header, heads, payload = _described(parts, places, there)
+            counts.append(len(header) + len(heads))
+            words += header
+            words += heads
+            end += WORD_BYTES * counts[-1]
+            for tensor, picked, size in payload:
+                pieces.append(Piece(tensor, end, picked))
+                end += padded(size)
+                if size % WORD_BYTES:
+                    pads.append(end // WORD_BYTES - 1)
+        ends.append(end)
+    if not words:
+        return ends
+    # places of all words: those of a list follow each other; then the words with zeros at their end
+    ahead = np.cumsum([0, *counts[:-1]])
+    to = np.arange(len(words)) + np.repeat(np.array(starts) - ahead, counts)
+    numbers = np.concatenate([np.array(words, np.int64), np.zeros(len(pads), np.int64)])
+    to = np.concatenate([to, np.array(pads, np.int64)])
+    first = Piece(torch.from_numpy(numbers), 0, None, torch.from_numpy(to))
+    copy_pieces(torch.from_numpy(buffer), [first, *pieces])
+    return ends
+
+
+def _described(
+    parts: Sequence[Part], apart: Collection[int], shared: Mapping[int, int]
+) -> tuple[list[int], list[int], list[tuple[torch.Tensor, torch.Tensor | None, int]]]:
+    """The first words of a list, the words of its heads, and the tensors in the run.
+
+    A tensor in the run comes with its picked rows, if any, and its bytes.
+    """
     words, heads = [len(parts)], list[int]()
+    payload: list[tuple[torch.Tensor, torch.Tensor | None, int]] = []
     for place, part in enumerate(parts):
         if isinstance(part, tuple):
             words += (HEAD, len(part))
             heads += part
-        else:
-            tensor = part.source if isinstance(part, Picked) else part
-            code = CODE_OF_DTYPE[tensor.dtype]
-            if place not in shared:
-                words += (code + (APART if place in apart else 0), part.numel())
-            elif isinstance(part, Picked):
-                words += (code + PICKED, tensor.numel())
-                heads += (shared[place], tensor[:1].numel(), part.rows.numel())
-            else:
-                words += (code + SHARED, tensor.numel())
-                heads.append(shared[place])
-    words += heads
-    position = len(words) * WORD_BYTES
-    buffer[:position].view(np.int64)[:] = words
-    for place, part in enumerate(parts):
-        if place in shared and isinstance(part, Picked):
-            part = part.rows
-        elif isinstance(part, tuple) or place in apart or place in shared:
             continue
-        end = position + _size(part)
-        if not isinstance(part, Picked):
-            buffer[position:end] = bytes_of(part)
-        elif end > position:
-            part.gathered(
-                _view(buffer, part.source.dtype, part.numel(), position).view(
-                    part.rows.numel(), *part.source.shape[1:]
-                )
-            )
-        position += padded(end - position)
-        buffer[end:position] = 0
+        picked = part.rows if isinstance(part, Picked) else None
+        tensor = part.source if isinstance(part, Picked) else part
+        code, elements = CODE_OF_DTYPE[tensor.dtype], part.numel()
+        if place not in shared:
+            words += (code + (APART if place in apart else 0), elements)
+            if elements and place not in apart:
+                payload.append((tensor, picked, elements * tensor.element_size()))
+        elif picked is None:
+            words += (code + SHARED, elements)
+            heads.append(shared[place])
+        else:
+            words += (code + PICKED, tensor.numel())
+            heads += (shared[place], tensor[:1].numel(), picked.numel())
+            payload.append((picked, None, picked.nbytes))
+    return words, heads, payload
 
 
 def pack(parts: Sequence[Part], shared: Mapping[int, int] = NOTHING_SHARED) -> np.ndarray:

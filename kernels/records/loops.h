@@ -1,26 +1,9 @@
 // Compiled once per instruction set by each_set.h.
 // A record is the bytes of one row in each part, one part after the other.
 
-// Both: four lanes at a time without a branch. The last lane, where the width is not a multiple of
-// lanes, overlaps the one before it: computed before anything is written, written last.
-ECRM_INLINE void copy_bytes(uint8_t* to, const uint8_t* from, int64_t width) {
-  if (width == 4) {  // row-wise Adagrad's state
-    memcpy(to, from, 4);
-    return;
-  }
-  if (width < kLane) {
-    lane_store_part(to, lane_load_part(from, width), width);
-    return;
-  }
-  int64_t at = 0;
-  for (; at + 4 * kLane <= width; at += 4 * kLane) {
-    for (int lane = 0; lane < 4; ++lane)
-      lane_store(to + at + lane * kLane, lane_load(from + at + lane * kLane));
-  }
-  for (; at + kLane <= width; at += kLane) lane_store(to + at, lane_load(from + at));
-  if (at < width) lane_store(to + width - kLane, lane_load(from + width - kLane));
-}
+#include "records/copy_bytes.h"
 
+// As copy_bytes: the overlapping last lane is computed before anything is written, written last.
 ECRM_INLINE void xor_bytes(uint8_t* to, const uint8_t* from, int64_t width) {
   if (width == 4) {  // row-wise Adagrad's state
     uint32_t value, change;

@@ -1,0 +1,126 @@
+"""Copy many pieces of memory in one call: messages of all ranks packed, or their rows collected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ecrm.kernels import dispatch, native
+
+__all__ = ["Piece", "copy_pieces"]
+
+_WORDS = 7
+"""Numbers of a piece in C++: see `Piece` of cpu.cpp."""
+_NOTHING = (0, 0, 0, 0, 0, 0, 0)
+
+
+class Piece(NamedTuple):
+    """Rows to copy: a contiguous CPU tensor, or some of its rows.
+
+    Legend: R rows of B bytes, n of them copied.
+
+    Args:
+        source: Contiguous, any dtype. Without `picked` the tensor counts as n rows.
+        at: Byte of `out` at which the copied rows begin.
+        picked: int64 [n], contiguous; may repeat. Row i of the copy is `source[picked[i]]`. None:
+            the rows of `source` in their order.
+        to: int64 [n], contiguous. Row i goes to row `to[i]` of the rows of B bytes from `at` on.
+            None: the rows follow each other.
+    """
+
+    source: Tensor
+    at: int = 0
+    picked: Tensor | None = None
+    to: Tensor | None = None
+
+
+def copy_pieces(out: Tensor, pieces: Sequence[Piece], backend: str = "auto") -> None:
+    """Copy pieces into `out`, one after the other.
+
+    Not checked: that `out` shares no memory with a source.
+
+    Args:
+        out: Contiguous, on the CPU, any dtype; changed where a piece lies.
+        pieces: Any number.
+
+    Raises TypeError or ValueError, with the numbers, before anything is written.
+    """
+    if not out.is_contiguous() or not out.is_cpu:
+        raise ValueError(f"out has strides {out.stride()} on {out.device}, needed: contiguous, cpu")
+    chosen = dispatch.choose("copy_pieces", backend, out.device, has_triton=False)
+    words: list[int] = []
+    for number, piece in enumerate(pieces):
+        words += _in_words(number, piece)
+    table = np.array(words, np.int64)
+    bad = native.library().ecrm_first_bad_piece(out.nbytes, table.ctypes.data, len(pieces))
+    if bad >= 0:
+        raise ValueError(_outside(out, int(bad), pieces[bad], words[bad * _WORDS :]))
+    if chosen == "reference":
+        from ecrm.kernels.pieces import reference
+
+        reference.copy(out, pieces)
+        return
+    native.library().ecrm_copy_pieces(out.data_ptr(), table.ctypes.data, len(pieces))
+
+
+def _in_words(number: int, piece: Piece) -> tuple[int, ...]:
+    """The numbers of a piece, as in cpu.cpp. Raises TypeError or ValueError."""
+    source, at, picked, to = piece
+    if not source.is_contiguous() or not source.is_cpu:
+        raise ValueError(
+            f"source of piece {number} has strides {source.stride()} on {source.device}, "
+            "needed: contiguous, cpu"
+        )
+    size = source.nbytes
+    if picked is None and to is None:
+        return source.data_ptr(), 1, size, at, 0, 0, 1
+    for name, rows in (("picked", picked), ("to", to)):
+        if rows is not None and not (
+            rows.dtype == torch.int64 and rows.dim() == 1 and rows.is_contiguous()
+        ):
+            raise TypeError(
+                f"{name} of piece {number} is {rows.dtype} {list(rows.shape)}, "
+                "needed: torch.int64 of one dimension, contiguous"
+            )
+    if picked is None:
+        assert to is not None
+        count = to.numel()
+        if size % max(count, 1) or (size and not count):
+            raise ValueError(f"source of piece {number} has {size} bytes, for {count} rows")
+        if not count:
+            return _NOTHING
+        return source.data_ptr(), count, size // count, at, 0, to.data_ptr(), count
+    count = picked.numel()
+    if to is not None and to.numel() != count:
+        raise ValueError(f"piece {number} has {count} rows picked for {to.numel()} places")
+    if not count:  # the address of an empty tensor is null, as of no tensor
+        return _NOTHING
+    height = source.shape[0] if source.dim() else 0
+    return (
+        source.data_ptr(),
+        height,
+        size // max(height, 1),
+        at,
+        picked.data_ptr(),
+        0 if to is None else to.data_ptr(),
+        count,
+    )
+
+
+def _outside(out: Tensor, number: int, piece: Piece, words: Sequence[int]) -> str:
+    """A piece outside of its source or of `out`, in words."""
+    _, height, width, at, *_ = words[:_WORDS]
+    some = {"picked": piece.picked, "to": piece.to}
+    told = ", ".join(
+        f"{name} {int(rows.min())}..{int(rows.max())}"
+        for name, rows in some.items()
+        if rows is not None and rows.numel()
+    )
+    return (
+        f"piece {number} does not fit: {height} rows of {width} bytes from byte {at} on "
+        f"of {out.nbytes}{told and ', ' + told}"
+    )

@@ -1,0 +1,48 @@
+// Many pieces of rows copied in one call; see README.md.
+#include "native.h"
+
+namespace ecrm {
+
+// One piece, as in __init__.py. Row i, of `width` bytes, is row picked[i] of the source (null: i),
+// and goes to row to[i] from byte `at` of the target on (null: i).
+struct Piece {
+  const uint8_t* source;
+  int64_t height, width, at;
+  const int64_t* picked;
+  const int64_t* to;
+  int64_t count;
+};
+
+// Whether all `rows` lie in 0..limit-1.
+static bool all_below(const int64_t* rows, int64_t n, int64_t limit) {
+  uint64_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t row = static_cast<uint64_t>(rows[i]);
+    largest = row > largest ? row : largest;
+  }
+  return n == 0 || largest < static_cast<uint64_t>(limit);
+}
+
+static bool fits(const Piece& piece, int64_t bytes) {
+  if (piece.at < 0 || piece.at > bytes) return false;
+  if (piece.picked != nullptr && !all_below(piece.picked, piece.count, piece.height)) return false;
+  if (piece.width == 0 || piece.count == 0) return true;
+  const int64_t room = (bytes - piece.at) / piece.width;
+  return piece.to == nullptr ? piece.count <= room : all_below(piece.to, piece.count, room);
+}
+
+}  // namespace ecrm
+
+#define ECRM_LOOPS "pieces/loops.h"
+#include "each_set.h"
+
+// The first piece that does not fit its source or the `bytes` of the target; -1: all fit.
+ECRM_ENTRY int64_t ecrm_first_bad_piece(int64_t bytes, const ecrm::Piece* pieces, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    if (!ecrm::fits(pieces[i], bytes)) return i;
+  return -1;
+}
+
+ECRM_ENTRY void ecrm_copy_pieces(uint8_t* out, const ecrm::Piece* pieces, int64_t n) {
+  ECRM_PICK(copy)(out, pieces, n);
+}
