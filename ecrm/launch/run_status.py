@@ -16,8 +16,9 @@ LOOK_BACK = 10
 class RunStatus:
     """Numbers to show of a run of `steps` steps; `take` brings the numbers up to date.
 
-    The steps of a script are not known at first: 0 until the run has started. With an `open_end`
-    the data may end before. `samples_per_second` is known if the number of samples of a step is.
+    `failures` counts the failures survived since the last start. The steps of a script are not
+    known at first: 0 until the run has started. With an `open_end` the data may end before.
+    `samples_per_second` is known if the number of samples of a step is.
     `logged` are the values logged by the training. `rebuilding` are the shards not whole yet,
     `rebuilt` the share of rows recovered in the shards.
     """
@@ -30,6 +31,7 @@ class RunStatus:
     samples_per_second: float | None = None
     steps_per_second: float | None = None
     logged: dict[str, float | None] = field(default_factory=dict)
+    failures: int = 0
     failures_left: int | None = None
     rebuilding: set[int] = field(default_factory=set)
     rebuilt: float = 1.0
@@ -68,7 +70,7 @@ class RunStatus:
         if self.script or not self.steps:  # a script may train several models, one by one
             self.steps = event["config"]["train"]["steps"]
         self.rebuilding.clear()
-        self.rebuilt, self.logged = 1.0, {}
+        self.failures, self.rebuilt, self.logged = 0, 1.0, {}
         self._goes_on_from(event.get("resumed", {}).get("step", 0), event["time"])
 
     def _progress(self, event: Event) -> None:
@@ -85,6 +87,7 @@ class RunStatus:
         self.steps = event["step"]
 
     def _failure(self, event: Event) -> None:
+        self.failures += 1
         self.rebuilding |= {int(shard) for shard in (*event["shards"], *event["moved"])}
         self.rebuilt = 0.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import time
 from pathlib import Path
 
 SHARED_SEGMENT = "/dev/shm/sm_segment."
@@ -42,6 +43,30 @@ def session_members(session: int) -> list[int]:
                 if int(its_session) == session and state != "Z":
                     members.append(int(entry))
     return members
+
+
+def began_at(pid: int) -> float | None:
+    """When a process began, in seconds since the epoch; `None` for a missing process or a zombie.
+
+    Exact to a tick of the system, mostly 10 ms, and to changes of the clock since the start.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        awake = float(Path("/proc/uptime").read_text().split()[0])
+    except OSError:
+        return None
+    if fields[0] in ("Z", "X"):
+        return None
+    return time.time() - awake + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def anonymous_bytes(pid: int) -> int | None:
+    """The anonymous memory of a process, in bytes; `None` for a missing process."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def memory_bytes() -> tuple[int, int]:

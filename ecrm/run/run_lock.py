@@ -94,6 +94,16 @@ def refuse_if_held(folder: Path) -> None:
             time.sleep(POLL_SECONDS)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a live run writes into `folder`.
+
+    Takes no lock. A process holding the folder itself must not ask.
+    """
+    with contextlib.suppress(OSError), FileIO(folder / LOCK) as file:
+        return _holder(file) is not None
+    return False
+
+
 def check_run_dir(folder: Path, mine: bool = False) -> None:
     """Raise UsageError if a new run must not write into `folder`.
 
