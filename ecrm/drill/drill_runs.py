@@ -17,12 +17,13 @@ from ecrm.checkpoint.mapped_folder import new_folder
 from ecrm.config import Config, effective, load_config
 from ecrm.config.faults import KILLED_FROM_OUTSIDE, Kill, check_kills, check_ranks
 from ecrm.config.script import DECIDED_SECTIONS, Script
+from ecrm.drill.charts import throughput
 from ecrm.drill.options import Disturbance, HostKill, check_survivable, parse_disturbance
 from ecrm.drill.page import page
-from ecrm.drill.picture import DARK, LIGHT, draw, require_matplotlib
 from ecrm.drill.report import Report, make_report, to_dict
 from ecrm.drill.run_record import KillDone, RunRecord, run_record
-from ecrm.drill.table import as_text
+from ecrm.drill.svg import standalone
+from ecrm.drill.table import as_text, headline
 from ecrm.errors import EcrmError
 from ecrm.launch.launcher import RunFailed, fresh_run_dir, launch
 from ecrm.launch.machine import physical_cores
@@ -65,7 +66,6 @@ def drill(
         config = load_config(trained, overrides)
         name = Path(trained).name.removesuffix(".toml")
         check_survivable(config, disturbance, plan(config, disturbance.scheduled))
-    require_matplotlib()
     folder = run_dir if run_dir is not None else fresh_run_dir(f"drill-{name}")
     check_run_dir(folder)
     apart = {
@@ -96,7 +96,7 @@ def drill(
     report = make_report(name, batch, disturbance, undisturbed, disturbed, reason, notes)
     write(report, folder, config, _command(trained, overrides, disturbance))
     print(
-        f"\n{as_text(report)}\nresults in {folder}: drill.html, timeline.png, drill.json",
+        f"\n{as_text(report)}\nresults in {folder}: drill.html, timeline.svg, drill.json",
         flush=True,
     )
     if report.problems:
@@ -115,7 +115,7 @@ def read_run(folder: Path, outside: Sequence[KillDone] = ()) -> RunRecord:
 
 
 def write(report: Report, folder: Path, config: Config, command: str) -> None:
-    """Write drill.json, timeline.png and drill.html, each whole or not at all. Raises EcrmError."""
+    """Write drill.json, timeline.svg and drill.html, each whole or not at all. Raises EcrmError."""
     facts = _facts(report, config, command)
     script = "script" in facts
     used = {
@@ -124,11 +124,11 @@ def write(report: Report, folder: Path, config: Config, command: str) -> None:
         if not (script and section in DECIDED_SECTIONS)
     }
     content = {**to_dict(report), "facts": facts, "effective_config": used}
-    light, dark = draw(report, LIGHT, titled=False), draw(report, DARK, titled=False)
+    picture = standalone(throughput(report.line, report.unit), headline(report))
     for name, data in (
         ("drill.json", (json.dumps(content, indent=1) + "\n").encode()),
-        ("timeline.png", draw(report)),
-        ("drill.html", page(report, facts, effective(used), light, dark).encode()),
+        ("timeline.svg", picture.encode()),
+        ("drill.html", page(report, facts, effective(used)).encode()),
     ):
         with staged_file(folder / name) as file:
             file.write(data)

@@ -84,8 +84,7 @@ class Report:
 
     def since_start(self, time: float | None) -> float | None:
         """Seconds from the start of the disturbed run to a time in seconds since the epoch."""
-        started = self.disturbed.started_at
-        return None if time is None or started is None else time - started
+        return self.disturbed.since_start(time)
 
 
 def promises_the_same_model(run: RunRecord) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ecrm.run.reading import Event
+
+Values = Mapping[str, float | None]
+"""Values by name; `None` for an undefined value."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,39 @@ class ReshapeRecord:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """A time in which training waited, or was slower, for a reason: not a gap of a failure.
+
+    `kind` is `evaluation` or `checkpoint`. Times are in seconds since the epoch, or since the start
+    of a run.
+    """
+
+    kind: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """A checkpoint on disk: `time` is the end of writing, in seconds since the epoch."""
+
+    time: float
+    step: int
+    kind: str
+    rows: int
+    bytes: int
+    seconds: float
+    stall_seconds: float
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run, as far as told by its events and its summary.
 
     `finished`: (step, seconds since the epoch) of every finishing of a step, in order of time.
     `rebuilt`: (seconds since the epoch, share of lost rows recovered); `evaluations`: (step, time
-    of the event); `damaged_lines` counts unreadable lines of events.jsonl.
+    of the event). `logged` and `reported`: (step, values by name) of progress and of evaluations.
+    `damaged_lines` counts unreadable lines of events.jsonl.
     """
 
     started_at: float | None = None
@@ -95,6 +125,9 @@ class RunRecord:
     kills: tuple[KillDone, ...] = ()
     rebuilt: tuple[tuple[float, float], ...] = ()
     evaluations: tuple[tuple[int, float], ...] = ()
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    logged: tuple[tuple[int, Values], ...] = ()
+    reported: tuple[tuple[int, Values], ...] = ()
     reshapes: tuple[ReshapeRecord, ...] = ()
     damaged_lines: int = 0
 
@@ -104,10 +137,32 @@ class RunRecord:
         return self.summary.get("completed") is True
 
     @property
+    def pauses(self) -> list[Pause]:
+        """Evaluations, and waits for checkpoints, in order.
+
+        An evaluation begins with the last step before. The pause of an asynchronous checkpoint is
+        its whole time, without a word on the share in which training waited.
+        """
+        found = [
+            Pause("checkpoint", each.time - each.seconds, each.time) for each in self.checkpoints
+        ]
+        evaluated = {step for step, _ in self.evaluations}
+        ends = [pair for pair in self.finished if pair[0] in evaluated]
+        for step, time in self.evaluations:
+            before = [at for done, at in ends if done == step and at <= time]
+            others = [pause.end for pause in found if before and before[-1] < pause.end <= time]
+            found.append(Pause("evaluation", max([*before[-1:], *others], default=time), time))
+        return sorted(found, key=lambda pause: pause.begin)
+
+    @property
     def unused_spares(self) -> dict[int, int]:
         """Resident memory, in bytes, of each rank without a role at the end of the run."""
         ranks = self.summary.get("memory_bytes_per_rank", [])
         return {entry["rank"]: entry["resident"] for entry in ranks if entry.get("unused_spare")}
+
+    def since_start(self, time: float | None) -> float | None:
+        """Seconds from the start of the run to a time in seconds since the epoch."""
+        return None if time is None or self.started_at is None else time - self.started_at
 
     @property
     def last_step(self) -> int:
@@ -150,6 +205,20 @@ def run_record(
         kills=tuple(kills),
         rebuilt=tuple((event["time"], event["rebuilt"]) for event in of.get("progress", [])),
         evaluations=tuple((event["step"], event["time"]) for event in of.get("evaluation", [])),
+        checkpoints=tuple(
+            CheckpointRecord(
+                **{name: event[name] for name in CheckpointRecord.__dataclass_fields__}
+            )
+            for event in of.get("checkpoint", [])
+        ),
+        logged=tuple(
+            (event["step"], event["logged"])
+            for event in of.get("progress", [])
+            if "logged" in event
+        ),
+        reported=tuple(
+            (event["step"], event.get("values", {})) for event in of.get("evaluation", [])
+        ),
         reshapes=tuple(
             ReshapeRecord(**{name: event[name] for name in ReshapeRecord.__dataclass_fields__})
             for event in of.get("reshaped", [])

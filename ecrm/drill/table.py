@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ecrm.base.wording import counted
 from ecrm.drill.report import Report
-from ecrm.drill.run_record import FailureRecord
+from ecrm.drill.run_record import FailureRecord, RunRecord
 
 TEXT_WIDTH = 118
 
@@ -60,13 +60,13 @@ def pace_legend(report: Report) -> str:
     )
 
 
-def failure_cells(report: Report) -> list[list[str]]:
-    """One row per failure, in order of time."""
-    return [_failure_row(report, failure) for failure in report.disturbed.failures]
+def failure_cells(run: RunRecord) -> list[list[str]]:
+    """One row per failure of a run, in order of time."""
+    return [_failure_row(run, failure) for failure in run.failures]
 
 
-def _failure_row(report: Report, failure: FailureRecord) -> list[str]:
-    at, noticed = report.since_start(failure.began_at), None
+def _failure_row(run: RunRecord, failure: FailureRecord) -> list[str]:
+    at, noticed = run.since_start(failure.began_at), None
     if failure.noticed_at is not None and failure.killed_at is not None:
         noticed = failure.noticed_at - failure.killed_at
     lost = bool(failure.shards)
@@ -163,7 +163,7 @@ def headline(report: Report) -> str:
 
 def as_text(report: Report) -> str:
     """All text printed by a drill at its end, without a last newline."""
-    failures = failure_cells(report)
+    failures = failure_cells(report.disturbed)
     blocks = [headline(report)]
     if failures:
         blocks += [_grid(FAILURE_COLUMNS, failures, left=(0, 3)), _legend(FAILURE_LEGEND)]

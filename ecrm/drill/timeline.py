@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from ecrm.drill.run_record import RunRecord
+from ecrm.drill.run_record import Pause, RunRecord
 from ecrm.drill.throughput import bucket_rates, bucket_seconds, open_times, spans
 
 Curve = tuple[tuple[float, float], ...]
@@ -13,7 +13,7 @@ Curve = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Timeline:
-    """Both runs over time.
+    """Both runs over time, or a single run as the disturbed run.
 
     - `seconds`: the time of the last thing to show.
     - `last_steps`: when each run's last step was finished.
@@ -21,6 +21,7 @@ class Timeline:
       running step.
     - `kills`: (time, rank) of each kill.
     - `rebuilt`: curves of (time, share rebuilt).
+    - `pauses`: evaluations and checkpoints of the disturbed run.
     """
 
     bucket_seconds: float
@@ -30,10 +31,15 @@ class Timeline:
     disturbed: tuple[float | None, ...]
     kills: tuple[tuple[float, int], ...]
     rebuilt: tuple[Curve, ...]
+    pauses: tuple[Pause, ...]
 
 
 def timeline(undisturbed: RunRecord, disturbed: RunRecord, global_batch: int | None) -> Timeline:
-    """The time lines of both runs, each laid from its own start."""
+    """The time lines of both runs, each laid from its own start.
+
+    For a single run, `undisturbed` is an empty record.
+    """
+    began = disturbed.started_at or 0.0
     kills = tuple(
         (time - (disturbed.started_at or time), rank) for time, rank in kill_times(disturbed)
     )
@@ -45,13 +51,19 @@ def timeline(undisturbed: RunRecord, disturbed: RunRecord, global_batch: int | N
     seconds = max(
         [*ends, *(time for time, _ in kills), *(time for curve in curves for time, _ in curve)]
     )
-    lengths = [span.seconds for span in spans(undisturbed) if span.steps]
+    steady = undisturbed if undisturbed.finished else disturbed
+    lengths = [span.seconds for span in spans(steady) if span.steps]
     width = bucket_seconds(seconds, statistics.median(lengths) if lengths else 0.0)
 
     def rates(run: RunRecord) -> tuple[float | None, ...]:
         return tuple(bucket_rates(spans(run), run.started_at or 0.0, width, global_batch))
 
-    return Timeline(width, seconds, ends, rates(undisturbed), rates(disturbed), kills, curves)
+    pauses = tuple(
+        Pause(pause.kind, pause.begin - began, pause.end - began) for pause in disturbed.pauses
+    )
+    return Timeline(
+        width, seconds, ends, rates(undisturbed), rates(disturbed), kills, curves, pauses
+    )
 
 
 def _end(run: RunRecord) -> float:

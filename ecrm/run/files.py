@@ -172,6 +172,12 @@ RUN = (
         "as in the folder of a run",
     ),
     File(
+        "report.html",
+        "HTML, without other files",
+        "the run as a page",
+        "`ecrm report`, when typed; replaced each time",
+    ),
+    File(
         "tensorboard/events.out.tfevents.*",
         "TensorBoard",
         "with `train.tensorboard`: scalars of progress and evaluations",
@@ -219,7 +225,7 @@ DRILL = (
     File("disturbed/*", "a [run folder](#a-run-folder)", "the run with kills", "second"),
     File("drill.json", "JSON", "every number of the report, and the config", "at the end"),
     File("drill.html", "HTML, without other files", "the report as a page", "at the end"),
-    File("timeline.png", "PNG", "both runs over time", "at the end"),
+    File("timeline.svg", "SVG", "both runs over time", "at the end"),
 )
 
 EXPORT = (

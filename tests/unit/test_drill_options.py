@@ -1,7 +1,5 @@
 """What `ecrm drill` accepts, and what it refuses in one line before anything starts."""
 
-import importlib.util
-
 import pytest
 
 from ecrm.cli.commands import main
@@ -137,13 +135,3 @@ def test_a_refused_drill_writes_nothing(tmp_path, criteo_rows, capsys, monkeypat
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["full", "notes.txt"]
-
-
-def test_without_matplotlib_a_drill_is_refused(criteo_rows, capsys, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec",
-        lambda name, *rest: None if name == "matplotlib" else find(name, *rest),
-    )
-    assert main(["drill", "tiny", "--set", f"data.path={criteo_rows}", "--mtbf", "5"]) == 2
-    assert "matplotlib, which is not installed" in capsys.readouterr().err

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from ecrm.config.faults import Kill
+from ecrm.drill.charts import deaths, throughput
 from ecrm.drill.options import Disturbance, HostKill, RandomKills
 from ecrm.drill.page import page
-from ecrm.drill.picture import DARK, LIGHT, draw, kill_labels
 from ecrm.drill.report import make_report, problems, to_dict
 from ecrm.drill.run_record import KillDone, RunRecord, run_record
+from ecrm.drill.svg import placed
 from ecrm.drill.table import as_text, failure_cells, pace_cells
 from ecrm.drill.throughput import bucket_rates, bucket_seconds, open_times, pace, spans
 from ecrm.drill.timeline import rebuild_curves
@@ -220,13 +221,13 @@ def test_never_rebuilt():
     )
     found = paces(disturbed)
     assert found["during"] == (10, 12.0) and found["after"] == (0, 0.0)
-    assert failure_cells(report(disturbed))[0][-2:] == ["never", "?"]
+    assert failure_cells(report(disturbed).disturbed)[0][-2:] == ["never", "?"]
 
 
 def test_a_failure_after_the_last_step_disturbs_no_step():
     disturbed = run(steps(*every_second(1, 20)), kill(20.5), failure(20.6, 20), rebuilt(22.0, 1.4))
     assert paces(disturbed)["before"] == (19, 19.0)
-    cells = failure_cells(report(disturbed))[0]
+    cells = failure_cells(report(disturbed).disturbed)[0]
     assert cells[6] == "none", "no step came after it, so there is no gap"
     assert report(disturbed).line.seconds == 22.0
 
@@ -342,7 +343,7 @@ def test_another_model_is_no_failure_where_a_lost_shard_makes_it_one_by_nature()
         "undisturbed, 0.5031 disturbed (+0.0031)"
     )
     assert "not the same model, by nature" in text and "NOT" not in text
-    html = page(found, {}, "", draw(found), draw(found, DARK))
+    html = page(found, {}, "")
     assert "Passed." in html and "(-0.0025)" in html
     numbers = to_dict(found)
     assert (
@@ -368,9 +369,8 @@ def test_a_run_that_did_not_complete():
     assert found.problems == ("the disturbed run did not complete: ranks 0, 1 died",)
     assert not found.equal and "the disturbed run did not complete" in as_text(found)
     nothing = report(run_record([], {}))
-    assert nothing.problems[0] == "the disturbed run did not complete" and draw(nothing).startswith(
-        b"\x89PNG"
-    )
+    assert nothing.problems[0] == "the disturbed run did not complete"
+    assert "<svg" in page(nothing, {}, "")
 
 
 def test_a_kill_that_never_happened():
@@ -502,7 +502,7 @@ def test_labels_of_kills_do_not_overlap():
         *(kill(at, rank) for rank, at in enumerate((3.0, 3.001, 3.2, 9.0, 15.0))),
         steps(*every_second(1, 20)),
     )
-    labels = kill_labels(report(many).line, 20.0, 700.0)
+    labels = placed(deaths(report(many).line.kills, 20.0), 20.0, pixels=700.0)
     assert [(label.text, label.level) for label in labels] == [
         ("ranks 0, 1", 0),
         ("rank 2", 1),
@@ -510,14 +510,34 @@ def test_labels_of_kills_do_not_overlap():
         ("rank 4", 0),
     ]
     crowd = run(*(kill(0.2 * rank, rank) for rank in range(40)), steps(*every_second(1, 20)))
-    assert all("rank" not in label.text for label in kill_labels(report(crowd).line, 20.0, 700.0))
+    assert all("rank" not in mark.label for mark in deaths(report(crowd).line.kills, 20.0))
+
+
+def test_evaluations_and_checkpoints_are_marked_and_are_no_gaps():
+    evaluation = {"time": T + 14.0, "event": "evaluation", "step": 10, "values": {"auc": 0.5}}
+    written = {"step": 10, "kind": "full", "rows": 9, "bytes": 99, "stall_seconds": 0.5}
+    checkpoint = {"time": T + 11.0, "event": "checkpoint", "seconds": 0.5, **written}
+    record = run(
+        steps(*every_second(1, 10)),
+        checkpoint,
+        evaluation,
+        steps(*every_second(11, 20, shift=4)),
+    )
+    found = report(record)
+    pauses = [(each.kind, each.begin, each.end) for each in found.line.pauses]
+    assert pauses == [("checkpoint", 10.5, 11.0), ("evaluation", 11.0, 14.0)], (
+        "the evaluation begins after the checkpoint of the same step"
+    )
+    chart = throughput(found.line, found.unit)
+    assert [(band.begin, band.end) for band in chart.bands] == [(10.5, 11.0), (11.0, 14.0)]
+    html = page(found, {}, "")
+    assert "</i>evaluation</li>" in html and "</i>checkpoint</li>" in html
+    assert "</i>evaluation</li>" not in page(report(SURVIVED), {}, "")
 
 
 def test_the_page_needs_nothing_else():
     found = report(SURVIVED, notes=["<b>"])
-    pictures = draw(found, LIGHT), draw(found, DARK, titled=False)
-    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
-    html = page(found, {"versions": "ecrm 0.1.0 & more"}, "[data]\npath = 'x'", *pictures)
+    html = page(found, {"versions": "ecrm 0.1.0 & more"}, "[data]\npath = 'x'")
     assert all(
         reference.startswith("data:")
         for reference in re.findall(r'(?:src|srcset|href)="([^"]*)', html)
@@ -531,7 +551,7 @@ def test_the_page_needs_nothing_else():
         and "&lt;b&gt;" in html
         and "ecrm 0.1.0 &amp; more" in html
     )
-    failed = page(report(UNDISTURBED), {}, "", *pictures)
+    failed = page(report(UNDISTURBED), {}, "")
     assert "Failed." in failed and "never happened: --kill 1@10:parity" in failed
 
 
@@ -551,7 +571,7 @@ def test_a_pause_in_which_all_was_laid_out_anew_is_in_the_text_the_page_and_the_
         "training waited 0.25 s, 7,654,321 bytes were moved"
     )
     assert said in " ".join(as_text(report).split())
-    assert said in page(report, {}, "", b"", b"")
+    assert said in page(report, {}, "")
     (found,) = to_dict(report)["reshapes"]
     assert (found["step"], found["seconds"], found["moved_bytes"], found["since_start"]) == (
         12,

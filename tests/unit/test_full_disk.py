@@ -129,12 +129,14 @@ def test_a_page_that_cannot_be_had_is_an_error_before_it_is_written(tmp_path, ma
 
 
 def test_what_a_drill_writes_is_whole_or_not_there(tmp_path, monkeypatch):
-    for name in ("_facts", "to_dict", "draw", "page", "effective"):
-        given = {"_facts": {}, "to_dict": {}, "draw": b"png", "page": "html", "effective": ""}[name]
+    names = ("headline", "throughput", "standalone", "page", "effective")
+    for name in ("_facts", "to_dict", *names):
+        given = "text" if name in names else {}
         monkeypatch.setattr(drill_run, name, lambda *words, given=given, **more: given)
     config = type("Config", (), {"to_dict": lambda self: {}})()
-    drill_run.write(None, tmp_path / "drill", config, "")
-    assert sorted(os.listdir(tmp_path / "drill")) == ["drill.html", "drill.json", "timeline.png"]
+    report = type("Report", (), {"line": None, "unit": ""})()
+    drill_run.write(report, tmp_path / "drill", config, "")
+    assert sorted(os.listdir(tmp_path / "drill")) == ["drill.html", "drill.json", "timeline.svg"]
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -144,5 +146,5 @@ def test_what_a_drill_writes_is_whole_or_not_there(tmp_path, monkeypatch):
         EcrmError,
         match="drill.json: cannot be written, nothing was changed there: No space left on device",
     ):
-        drill_run.write(None, tmp_path / "full", config, "")
+        drill_run.write(report, tmp_path / "full", config, "")
     assert os.listdir(tmp_path / "full") == []
