@@ -36,14 +36,19 @@ benchmarks/results/protections_model.csv.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.launch.overhead import (
+    Cluster,
+    Measured,
+    best_interval,
+    of_checkpoints,
+    of_erasure,
+)
 from lib import measure
 from lib.contenders import CONTENDERS, PAPER
 from lib.ratios import Row
@@ -71,90 +76,6 @@ FIELDS = (
     "lost_seconds_per_failure",
     "slow_seconds_per_failure",
 )
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was measured of a regime: p, f, g, w, D and rebuilt bytes per second.
-
-    `extra` is m/k.
-    """
-
-    parity_cost: float
-    async_share: float
-    lost_seconds: float
-    kept: float
-    notice_seconds: float
-    rebuild_bytes_per_second: float
-    extra: float
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What is assumed.
-
-    Bytes of rows and state of all tables, servers, MTBF of one server in seconds, bytes a second
-    that it writes or reads.
-    """
-
-    table_bytes: float
-    servers: int
-    server_mtbf_seconds: float
-    storage_bytes_per_second: float
-
-    @property
-    def mtbf(self) -> float:
-        """Seconds between failures of any server."""
-        return self.server_mtbf_seconds / self.servers
-
-    @property
-    def checkpoint_seconds(self) -> float:
-        return self.table_bytes / self.servers / self.storage_bytes_per_second
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """Shares of the time of training alone: `normal`, and what `failures` cost.
-
-    `lost` is the seconds per failure in which nothing new is trained, `slow` those in which
-    training goes on more slowly.
-    """
-
-    normal: float
-    failures: float
-    lost: float
-    slow: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.normal + self.failures
-
-
-def best_interval(cluster: Cluster) -> float:
-    """Seconds between checkpoints at which waiting and redoing cost least, to first order."""
-    return math.sqrt(2 * cluster.checkpoint_seconds * cluster.mtbf)
-
-
-def of_checkpoints(
-    cluster: Cluster, interval: float, measured: Measured, background: bool = False
-) -> Overhead:
-    """Checkpoints every `interval` seconds; training waits, or they are in the `background`."""
-    seconds = cluster.checkpoint_seconds
-    given = measured.async_share * seconds if background else seconds
-    lost = interval / 2 + (seconds if background else 0.0) + seconds + measured.notice_seconds
-    return Overhead(given / interval, lost / cluster.mtbf, lost)
-
-
-def of_erasure(cluster: Cluster, measured: Measured) -> Overhead:
-    """Erasure coding with the (k, m) that was measured."""
-    rebuilding = (
-        cluster.table_bytes
-        / cluster.servers
-        * (1 + measured.extra)
-        / measured.rebuild_bytes_per_second
-    )
-    cost = measured.lost_seconds + rebuilding * (1 - measured.kept)
-    return Overhead(measured.parity_cost, cost / cluster.mtbf, measured.lost_seconds, rebuilding)
 
 
 class NotMeasured(Exception):

@@ -103,7 +103,8 @@ class Need:
 class Needs:
     """The needs of a config's ranks: a `server`, a `trainer`, a `spare`, and all ranks together.
 
-    `server_on_gpu` and `dense_on_gpu` are the needs of a server and a dense replica on a GPU.
+    `record` is the bytes of a row with its optimizer state. `server_on_gpu` and `dense_on_gpu` are
+    the needs of a server and a dense replica on a GPU.
     Memory of an imitated GPU is memory of the host, and counts as such.
     """
 
@@ -115,6 +116,7 @@ class Needs:
         record = 4 * (dim + sum(STATE_FLOATS[train.sparse_optimizer](dim)) + 1)
         if config.storage.device == "cuda":
             record = -(-record // GPU_VECTOR) * GPU_VECTOR
+        self.record = record
         k, m = config.kind.stripes(config.protection)
         logged = config.kind.logged(config.protection)
         periods = -(-sum(tables.values()) // (k * cluster.servers))

@@ -1,0 +1,123 @@
+"""The cost of failures and of protection on a larger cluster: a model to first order. Pure.
+
+Overheads are shares of the time of training alone. Every failure costs by itself. The measured
+inputs are the medians of benchmarks/results/protections.csv, in MEASURED.
+`benchmarks/overhead_model.py` has the formulas in words.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measured inputs of the model.
+
+    - `parity_cost`: parity's share of a step. `async_share`: the cost of an asynchronous checkpoint
+      as a multiple of a synchronous one.
+    - `lost_seconds`: training time lost to a kill. `notice_seconds`: the recovery without any load.
+    - `kept`: throughput while rebuilding, as a share. `extra` is m/k.
+    """
+
+    parity_cost: float
+    async_share: float
+    lost_seconds: float
+    kept: float
+    notice_seconds: float
+    rebuild_bytes_per_second: float
+    extra: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The assumptions of the model.
+
+    Bytes of rows and state of all tables, servers, MTBF of a server in seconds, and the bytes a
+    second that a server writes to or reads from storage.
+    """
+
+    table_bytes: float
+    servers: int
+    server_mtbf_seconds: float
+    storage_bytes_per_second: float
+
+    @property
+    def mtbf(self) -> float:
+        """Seconds between failures of any server."""
+        return self.server_mtbf_seconds / self.servers
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        return self.table_bytes / self.servers / self.storage_bytes_per_second
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Shares of the time of training alone: `normal`, and what `failures` cost.
+
+    `lost` is the seconds per failure without new training, `slow` the seconds of slower training.
+    """
+
+    normal: float
+    failures: float
+    lost: float
+    slow: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.normal + self.failures
+
+
+def best_interval(cluster: Cluster) -> float:
+    """Seconds between checkpoints at which waiting and redoing cost least, to first order."""
+    return math.sqrt(2 * cluster.checkpoint_seconds * cluster.mtbf)
+
+
+def of_checkpoints(
+    cluster: Cluster, interval: float, measured: Measured, background: bool = False
+) -> Overhead:
+    """Checkpoints every `interval` seconds; training waits, or they are in the `background`."""
+    seconds = cluster.checkpoint_seconds
+    given = measured.async_share * seconds if background else seconds
+    lost = interval / 2 + (seconds if background else 0.0) + seconds + measured.notice_seconds
+    return Overhead(given / interval, lost / cluster.mtbf, lost)
+
+
+def of_erasure(cluster: Cluster, measured: Measured) -> Overhead:
+    """Erasure coding with the (k, m) that was measured."""
+    rebuilding = (
+        cluster.table_bytes
+        / cluster.servers
+        * (1 + measured.extra)
+        / measured.rebuild_bytes_per_second
+    )
+    cost = measured.lost_seconds + rebuilding * (1 - measured.kept)
+    return Overhead(measured.parity_cost, cost / cluster.mtbf, measured.lost_seconds, rebuilding)
+
+
+MEASURED = {
+    "dense-heavy": Measured(0.0119, 2.7923576, 0.05158, 0.9572, 0.01807, 19_909_826, 0.25),
+    "embedding-heavy": Measured(0.0465, 1.4962853, 0.12442, 0.9559, 0.05021, 35_572_452, 0.25),
+    "criteo": Measured(0.0831, 1.3509174, 0.03103, 0.8163, 0.01454, 3_618_534, 0.25),
+}
+"""The measured inputs of three models, with k = 4 and m = 1."""
+
+
+def seconds_to_loss(
+    servers: int, survived: int, server_mtbf_seconds: float, rebuild_seconds: float
+) -> float:
+    """Mean seconds until more servers are lost at once than `survived`, from the exact chain.
+
+    Deaths are independent, with an exponential time of mean `server_mtbf_seconds` for each server.
+    Lost shards are rebuilt side by side, each in an exponential time of mean `rebuild_seconds`. A
+    dead server is replaced at once.
+    """
+    total, step = 0.0, 0.0
+    for lost in range(survived + 1):
+        dies = (servers - lost) / server_mtbf_seconds
+        heals = lost / rebuild_seconds
+        step = (1.0 + heals * step) / dies  # mean time from `lost` to `lost` + 1 servers at once
+        total += step
+    return total

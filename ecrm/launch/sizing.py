@@ -1,0 +1,220 @@
+"""`ecrm plan`: memory, traffic, overhead, rebuilding and data loss for stripes of k + m.
+
+Memory comes from ecrm/launch/memory_needs.py, costs from ecrm/launch/overhead.py. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ecrm.base.wording import counted
+from ecrm.config import Config, load_config
+from ecrm.errors import UsageError
+from ecrm.launch.memory_needs import MB, Needs, libraries
+from ecrm.launch.overhead import (
+    MEASURED,
+    Cluster,
+    best_interval,
+    of_checkpoints,
+    of_erasure,
+    seconds_to_loss,
+)
+from ecrm.protection.kinds import MOST_UNITS
+from ecrm.run.plan import plan
+
+PARITY_UNITS = (1, 2, 3)
+DATA_UNITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+YEAR = 365.25 * 86400
+SAFE_SECONDS = 10 * YEAR
+"""The mean time to data loss of a recommended protection, at least."""
+COSTS = MEASURED["embedding-heavy"]
+"""The measured costs of failures; the steady cost is told of all measured models."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """The cluster to plan for, one server to a host.
+
+    Bytes of memory, and of network a second, are those of a host. `mtbf_seconds` is the mean time
+    between failures of a server.
+    """
+
+    servers: int
+    memory_bytes: float
+    network_bytes: float
+    mtbf_seconds: float
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The consequences of stripes of `k` + `m`.
+
+    - `memory`: bytes of a server's host, with a single rank, once every row is updated.
+    - `traffic`: bytes of parity that a server sends in a step, at most.
+    - `steady`: the lowest and the highest share of time for parity, over the measured models.
+    - `failures`: the share of time that failures cost.
+    - `rebuild_seconds`: until a lost shard is whole. `loss_seconds`: mean time to data loss.
+    """
+
+    k: int
+    m: int
+    memory: int
+    traffic: float
+    steady: tuple[float, float]
+    failures: float
+    rebuild_seconds: float
+    loss_seconds: float
+
+
+def candidates(config: str, overrides: Sequence[str], given: Given) -> list[Candidate]:
+    """A candidate for every k and m that fits on the servers, by m and k. Raises UsageError."""
+    found = []
+    for m in PARITY_UNITS:
+        most = min(given.servers, MOST_UNITS) - m
+        for k in sorted({k for k in (*DATA_UNITS, most) if 1 <= k <= most}):
+            found.append(candidate(_with(config, overrides, given, k, m), given))
+    if not found:
+        raise UsageError("--servers 1: a protection takes 2 servers at least: type --servers 4")
+    return found
+
+
+def _with(config: str, overrides: Sequence[str], given: Given, k: int, m: int) -> Config:
+    own = (
+        f"cluster.servers={given.servers}",
+        "protection.name=erasure",
+        f"protection.k={k}",
+        f"protection.m={m}",
+    )
+    return load_config(config, [*overrides, *own])
+
+
+def candidate(config: Config, given: Given) -> Candidate:
+    """The candidate of a config with its k and m."""
+    protection = config.protection
+    k, m = protection.k, protection.m
+    needs = Needs(config, plan(config))
+    server = needs.server
+    traffic = server.undo * m / (1 + m) / protection.commit_interval
+    rebuild = rebuild_seconds(
+        (server.rows + server.parity) / needs.record, needs.record, k, config, given
+    )
+    table_bytes = server.rows * given.servers
+    cluster = Cluster(table_bytes, given.servers, given.mtbf_seconds, given.network_bytes)
+    shard = (server.rows + server.parity) or 1
+    measured = replace(
+        COSTS,
+        extra=m / k,
+        rebuild_bytes_per_second=shard / rebuild,
+    )
+    on_wire = traffic / given.network_bytes / given.step_seconds
+    costs = [m * each.parity_cost for each in MEASURED.values()]
+    return Candidate(
+        k=k,
+        m=m,
+        memory=server.total + libraries(config, 1),
+        traffic=traffic,
+        steady=(max(min(costs), on_wire), max(max(costs), on_wire)),
+        failures=of_erasure(cluster, measured).failures,
+        rebuild_seconds=rebuild,
+        loss_seconds=seconds_to_loss(given.servers, m, given.mtbf_seconds, rebuild),
+    )
+
+
+def rebuild_seconds(rows: float, record: int, k: int, config: Config, given: Given) -> float:
+    """Seconds until the `rows` of a lost shard, data and parity of `record` bytes, are back.
+
+    Each step rebuilds `protection.rebuild_rows_per_step` rows. Each row takes k rows from the
+    network.
+    """
+    by_steps = rows / config.protection.rebuild_rows_per_step * given.step_seconds
+    return max(by_steps, rows * record * k / given.network_bytes)
+
+
+def recommended(found: Sequence[Candidate], given: Given) -> Candidate | None:
+    """The candidate with the least memory among those that fit and are safe, `None` if none fits.
+
+    Safe is a mean time to data loss of SAFE_SECONDS. Without a safe candidate that fits: the
+    candidate that fits with the longest time.
+    """
+    fitting = [each for each in found if each.memory <= given.memory_bytes]
+    safe = [each for each in fitting if each.loss_seconds >= SAFE_SECONDS]
+    if safe:
+        return min(safe, key=lambda each: (each.m, each.memory))
+    return max(fitting, key=lambda each: each.loss_seconds, default=None)
+
+
+def in_words(config: str, overrides: Sequence[str], given: Given) -> list[str]:
+    """The lines of `ecrm plan`: assumptions, a row for each candidate, and a recommendation.
+
+    Raises UsageError.
+    """
+    found = candidates(config, overrides, given)
+    needs = Needs(_with(config, overrides, given, found[0].k, found[0].m), 1)
+    table_bytes = needs.server.rows * given.servers
+    cluster = Cluster(table_bytes, given.servers, given.mtbf_seconds, given.network_bytes)
+    lines = [
+        f"{table_bytes / MB:,.0f} MB of rows and optimizer state on "
+        f"{counted(given.servers, 'server')}, one to a host; a server fails every "
+        f"{given.mtbf_seconds / 3600:,.0f} h, any of them every {cluster.mtbf / 3600:,.1f} h; "
+        f"a step takes {given.step_seconds * 1e3:,.0f} ms",
+        *_table(found, given),
+        "memory: a server's host once every row is updated; traffic: parity sent by a server in a",
+        "step, at most; steady: share of time for parity, of the measured models; failures: share",
+        "of time lost to failures; data loss: mean time until more than m servers are lost at once",
+    ]
+    interval = best_interval(cluster)
+    cost = of_checkpoints(cluster, interval, COSTS)
+    lines.append(
+        f"checkpoints in place of parity, best every {_time(interval)}: steady {cost.normal:.2%}, "
+        f"failures {cost.failures:.2%}; a failure loses {_time(cost.lost)}"
+    )
+    best = recommended(found, given)
+    if best is None:
+        least = min(each.memory for each in found)
+        lines.append(
+            f"no stripes fit into {given.memory_bytes / MB:,.0f} MB; the least need is "
+            f"{least / MB:,.0f} MB: type more --servers, or --memory {math.ceil(least / 1e9)}"
+        )
+        return lines
+    weak = "" if best.loss_seconds >= SAFE_SECONDS else ", less than 10 years"
+    lines.append(
+        f"recommended: --servers {given.servers} --protection erasure -k {best.k} -m {best.m}: "
+        f"{best.memory / MB:,.0f} MB a host, data loss every {_time(best.loss_seconds)}{weak}"
+    )
+    return lines
+
+
+def _table(found: Sequence[Candidate], given: Given) -> list[str]:
+    rows = [
+        ("k", "m", "memory MB", "fits", "traffic MB", "steady", "failures", "rebuild", "data loss")
+    ]
+    for each in found:
+        low, high = each.steady
+        rows.append(
+            (
+                str(each.k),
+                str(each.m),
+                f"{each.memory / MB:,.0f}",
+                "yes" if each.memory <= given.memory_bytes else "no",
+                f"{each.traffic / MB:,.2f}",
+                f"{low:.1%} to {high:.1%}" if high > low else f"{high:.1%}",
+                f"{each.failures:.3%}" if each.failures >= 1e-5 else "< 0.001%",
+                _time(each.rebuild_seconds),
+                _time(each.loss_seconds),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+
+
+def _time(seconds: float) -> str:
+    """A time in words, such as "4.2 s", "12 min" or "3,100 years"."""
+    if seconds > 1e6 * YEAR:
+        return "over 1,000,000 years"
+    for unit, size in (("years", YEAR), ("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:,.1f} s"

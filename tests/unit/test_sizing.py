@@ -1,0 +1,145 @@
+"""`ecrm plan`: its model beside committed measurements, and its advice."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from ecrm.config import make_config
+from ecrm.launch.overhead import MEASURED, seconds_to_loss
+from ecrm.launch.sizing import SAFE_SECONDS, Candidate, Given, candidates, rebuild_seconds
+from ecrm.launch.sizing import recommended as recommend
+from support.benchmarking import BENCHMARKS, program, read
+from support.commands import assert_one_line, ecrm
+
+GIVEN = Given(
+    servers=5, memory_bytes=4e9, network_bytes=1.25e9, mtbf_seconds=3.6e6, step_seconds=0.1
+)
+RECORDS = {"dense-heavy": 4 * (64 + 2), "embedding-heavy": 4 * (128 + 2)}
+"""Bytes of a row with row-wise Adagrad of the measured models."""
+UNITS = {"erasure-k2": 2, "erasure-k4": 4}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return read(BENCHMARKS / "results" / "protections.csv")
+
+
+@pytest.fixture(scope="module")
+def sizes():
+    found = read(BENCHMARKS / "results" / "protections_bytes.csv")
+    return {(row["regime"], row["contender"]): row for row in found}
+
+
+def median(rows, regime, contender, field):
+    mine = [row for row in rows if (row["regime"], row["contender"]) == (regime, contender)]
+    return statistics.median(float(row[field]) for row in mine)
+
+
+def test_the_measured_inputs_are_those_of_the_committed_measurements(rows):
+    of = program("overhead_model").measured_of
+    for regime, mine in MEASURED.items():
+        measured = of(rows, regime)
+        for name, value in vars(mine).items():
+            assert value == pytest.approx(getattr(measured, name), rel=1e-4), (regime, name)
+
+
+@pytest.mark.parametrize("regime", MEASURED)
+@pytest.mark.parametrize("contender", UNITS)
+def test_traffic_and_memory_of_parity_are_as_measured(sizes, regime, contender):
+    """The model takes a record for each updated row and parity unit, so half of the undo log."""
+    row, none = sizes[regime, contender], sizes[regime, "none"]
+    sent = float(row["sent_bytes_per_step"]) - float(none["sent_bytes_per_step"])
+    assert float(row["undo_bytes"]) / 2 == pytest.approx(sent, rel=0.1)
+    share = float(row["redundancy_bytes"]) / float(row["rows_bytes"])
+    assert share == pytest.approx(1 / UNITS[contender], rel=0.01)
+
+
+@pytest.mark.parametrize("regime", RECORDS)
+@pytest.mark.parametrize("contender", UNITS)
+def test_rebuilding_takes_as_long_as_measured(rows, regime, contender):
+    k, record = UNITS[contender], RECORDS[regime]
+    shard = median(rows, regime, contender, "rows_bytes") / 5 * (1 + 1 / k)
+    config = make_config(
+        {"data": {"path": "absent"}, "protection": {"rebuild_rows_per_step": 4096}}, "test"
+    )
+    step = median(rows, regime, contender, "step_ms") / 1e3
+    given = Given(5, 1, 1e12, 1, step)
+    predicted = rebuild_seconds(shard / record, record, k, config, given)
+    assert predicted == pytest.approx(median(rows, regime, contender, "whole_after_s"), rel=0.25)
+
+
+def test_a_slow_network_slows_rebuilding():
+    config = make_config({"data": {"path": "absent"}}, "test")
+    fast, slow = (Given(5, 1, network, 1, 0.1) for network in (1e12, 1e6))
+    assert rebuild_seconds(4096, 264, 4, config, fast) == pytest.approx(0.1)
+    assert rebuild_seconds(4096, 264, 4, config, slow) == pytest.approx(4096 * 264 * 4 / 1e6)
+
+
+@pytest.mark.parametrize(("survived", "rebuild"), [(0, 1.0), (1, 20.0), (2, 40.0)])
+def test_the_time_to_data_loss_is_that_of_a_simulation(survived, rebuild):
+    servers, mtbf, chance = 6, 100.0, random.Random(1)
+    times = []
+    for _ in range(3000):
+        now, lost = 0.0, 0
+        while lost <= survived:
+            dies, heals = (servers - lost) / mtbf, lost / rebuild
+            now += chance.expovariate(dies + heals)
+            lost += 1 if chance.random() < dies / (dies + heals) else -1
+        times.append(now)
+    model = seconds_to_loss(servers, survived, mtbf, rebuild)
+    assert model == pytest.approx(statistics.fmean(times), rel=0.06)
+
+
+def test_candidates_follow_from_the_config(criteo_rows):
+    found = candidates("tiny", [f"data.path={criteo_rows}"], GIVEN)
+    of = {(each.k, each.m): each for each in found}
+    assert set(of) == {(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, 3), (2, 3)}
+    assert of[1, 1].memory > of[4, 1].memory and of[2, 2].memory > of[2, 1].memory
+    assert of[2, 2].traffic == pytest.approx(2 * of[2, 1].traffic, rel=0.01)
+    assert of[2, 2].loss_seconds > 100 * of[2, 1].loss_seconds
+    assert all(low <= high for low, high in (each.steady for each in found))
+
+
+def made(k: int, m: int, memory: float, loss: float) -> Candidate:
+    return Candidate(k, m, int(memory), 1.0, (0.01, 0.02), 0.0, 1.0, loss)
+
+
+def test_the_safe_candidate_with_least_memory_is_recommended():
+    safe, unsafe = SAFE_SECONDS * 2, SAFE_SECONDS / 2
+    found = [made(2, 1, 3e9, safe), made(4, 1, 2e9, safe), made(6, 1, 1e9, unsafe)]
+    assert recommend(found, GIVEN).k == 4
+    assert recommend([*found[2:], made(6, 2, 3e9, safe)], GIVEN).m == 2
+    assert recommend([made(6, 2, 9e9, safe), found[2]], GIVEN) is found[2], "safe, but too large"
+    assert recommend([made(6, 2, 9e9, safe)], GIVEN) is None
+
+
+OPTIONS = ("--servers", "5", "--memory", "4", "--network", "10", "--mtbf", "1000")
+
+
+def test_the_command_prints_a_table_and_a_recommendation(criteo_rows):
+    data = ("--set", f"data.path={criteo_rows}")
+    done = ecrm("plan", "tiny", *data, *OPTIONS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "checkpoints in place of parity, best every" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(
+        "recommended: --servers 5 --protection erasure -k "
+    )
+    assert all(len(line) <= 118 for line in done.stdout.splitlines()[1:10])
+    small = ecrm("plan", "tiny", *data, *OPTIONS[:2], "--memory", "0.1", *OPTIONS[4:])
+    assert "no stripes fit into 100 MB" in small.stdout and "--memory 1" in small.stdout
+    risky = ecrm("plan", "tiny", *data, *OPTIONS[:6], "--mtbf", "0.01")
+    assert "less than 10 years" in risky.stdout
+
+
+def test_wrong_input_is_refused_in_a_line(criteo_rows, tmp_path):
+    data = ("--set", f"data.path={criteo_rows}")
+    assert_one_line(ecrm("plan", "train.py", *OPTIONS), "known only as the script runs")
+    assert_one_line(ecrm("plan", "tiny", *data, *OPTIONS, "--mtbf", "-3"), "not a number above 0")
+    assert_one_line(ecrm("plan", "tiny", *data, *OPTIONS, "--servers", "2.5"), "not a whole")
+    assert_one_line(ecrm("plan", "tiny", *data, *OPTIONS, "--servers", "1"), "--servers 4")
+    assert_one_line(
+        ecrm("plan", "tiny", "--set", "data.path=absent", *OPTIONS), "no such directory"
+    )
