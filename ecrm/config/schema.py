@@ -494,6 +494,34 @@ class KernelsConfig:
 
 
 @dataclass(frozen=True)
+class MetricsConfig:
+    """The numbers of a run for Prometheus."""
+
+    port: int = key(
+        0,
+        "Port at which the rank that reports serves the metrics, as /metrics over HTTP. Another "
+        "rank serves them after its death. There is no password. 0 means none.",
+        minimum=0,
+        maximum=65535,
+    )
+    address: str = key(
+        "0.0.0.0", "Address of the rank's host to listen at. 0.0.0.0 means all of them."
+    )
+
+
+@dataclass(frozen=True)
+class HooksConfig:
+    """Commands that `ecrm launch` runs on its own machine."""
+
+    on_failure: str = key(
+        "",
+        "Shell command to run after each failure that was survived. It finds the event as JSON in "
+        "ECRM_EVENT and the run folder in ECRM_RUN_DIR. Its output goes to hooks.log.",
+    )
+    seconds: float = key(30.0, "A command that takes longer is killed.", above=0, maximum=3600)
+
+
+@dataclass(frozen=True)
 class TestingConfig:
     """Switches that break the promises on purpose, to show that tests would notice."""
 
@@ -539,6 +567,8 @@ class Config:
     mapped: MappedConfig = MappedConfig()
     storage: StorageConfig = StorageConfig()
     kernels: KernelsConfig = KernelsConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    hooks: HooksConfig = HooksConfig()
     testing: TestingConfig = TestingConfig()
 
     @property

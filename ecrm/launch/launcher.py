@@ -149,7 +149,7 @@ def launch(
         raise UsageError(
             f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir"
         ) from None
-    watch = watch_of(folder, start.steps, config.world_size, config.train.tensorboard)
+    watch = watch_of(folder, start.steps, config.world_size, config.train.tensorboard, config.hooks)
     stop_seconds, name = config.cluster.stop_seconds, secrets.token_hex(8)
     ending = supervise(
         line, folder, stop_seconds, name, watch, not somewhere, {VARIABLE: spec.text}

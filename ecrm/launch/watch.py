@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ecrm.config.schema import HooksConfig
+from ecrm.launch.failure_hook import FailureHook
 from ecrm.launch.run_status import RunStatus
 from ecrm.launch.scalars import Scalars
 from ecrm.run.reading import Event, EventTail, read_own
@@ -128,14 +130,23 @@ def _pass_on(lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None
                 sys.stderr.flush()
 
 
-def watch_of(run_dir: Path, steps: int, ranks: int, tensorboard: bool = False) -> Watch:
+def watch_of(
+    run_dir: Path,
+    steps: int,
+    ranks: int,
+    tensorboard: bool = False,
+    hooks: HooksConfig | None = None,
+) -> Watch:
     """The watch of a run of `steps` steps on `ranks` ranks, with a screen on a terminal.
 
     The steps of a script are not known yet, 0: the event `start` tells the steps.
     """
 
     def followers_of(folder: Path) -> list[Follower]:
-        return [Scalars(folder)] if tensorboard else []
+        found: list[Follower] = [Scalars(folder)] if tensorboard else []
+        if hooks is not None and hooks.on_failure:
+            found.append(FailureHook(hooks.on_failure, hooks.seconds, folder))
+        return found
 
     if not sys.stdout.isatty():
         return Watch(run_dir, followers_of)

@@ -19,6 +19,7 @@ from ecrm.run.connect import Cluster
 from ecrm.run.finite import REMEDY, FiniteWatch
 from ecrm.run.gather import gather
 from ecrm.run.inject_faults import Faults, injected_faults
+from ecrm.run.metrics_endpoint import MetricsEndpoint
 from ecrm.run.profile import Profile, ProfiledTransport
 from ecrm.run.progress import MOST_FINISHED
 from ecrm.run.reporter import Reporter
@@ -134,6 +135,7 @@ def _reporter(run: RunContext, cluster: Cluster, remedy: str) -> Reporter:
         run.durable.in_words,
         cluster.protection.any_shards_may_be_lost,
         remedy,
+        MetricsEndpoint(run.config.metrics.port, run.config.metrics.address),
     )
 
 

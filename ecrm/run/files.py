@@ -178,6 +178,12 @@ RUN = (
         "`ecrm report`, when typed; replaced each time",
     ),
     File(
+        "hooks.log",
+        "text",
+        "with `hooks.on_failure`: output and exit code of each command",
+        "`ecrm launch`, after each failure",
+    ),
+    File(
         "tensorboard/events.out.tfevents.*",
         "TensorBoard",
         "with `train.tensorboard`: scalars of progress and evaluations",

@@ -7,6 +7,7 @@ the events of the last commits, and a new reporter writes the events missing fro
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import Place
 from ecrm.placement.view import View
 from ecrm.run.finite import REMEDY
+from ecrm.run.metrics_endpoint import MetricsEndpoint
 from ecrm.run.run_folder import RunFolder
 
 PROGRESS = "progress"
@@ -106,6 +108,7 @@ class Reporter:
         durable: str = "",
         any_shards: bool = False,
         remedy: str = REMEDY,
+        metrics: MetricsEndpoint | None = None,
     ) -> None:
         self._folder, self._processes, self._protected, self._durable = (
             folder,
@@ -114,6 +117,7 @@ class Reporter:
             durable,
         )
         self._any_shards, self._remedy = any_shards, remedy
+        self._metrics = MetricsEndpoint() if metrics is None else metrics
         self._engine: Engine | None = None
         self._kept: list[tuple[int, Name, Callable[[], tuple[dict[str, Any], str]]]] = []
         self._last_rollback = -1
@@ -192,8 +196,13 @@ class Reporter:
         self._kept.append((commits, name, make))
         if not self._speaks:
             self._told = None
+            self._metrics.end()
             return
-        before = _names(self._folder.events()) if self._told is None else self._told
+        before = self._told
+        if before is None:
+            events = self._folder.events()
+            self._metrics.begin(events)
+            before = _names(events)
         self._told = {one for one in before if one[0] in ONCE_A_STEP and self._may_come(one)}
         for _, kept, made in self._kept:
             if kept in before or kept in self._told:
@@ -202,6 +211,7 @@ class Reporter:
                 self._told.add(kept)
             fields, text = made()
             self._folder.event({"event": kept[0], **fields})
+            self._metrics.tell({"time": time.time(), "event": kept[0], **fields})
             if text:
                 say(text)
         self._kept = []
