@@ -13,9 +13,9 @@ from torchrec.models.dlrm import DLRM, DLRM_DCN
 
 from ecrm.checkpoint.exported_model import TABLE
 from ecrm.config import load_config
+from ecrm.data.metrics import auc
 from ecrm.engine.table_digest import table_digests
 from ecrm.launch.dense_size import dense_parameters
-from ecrm.metrics import auc
 from ecrm.model.determinism import prepared_torch
 from ecrm.recipes import train as recipe
 from ecrm.recipes.models import MODELS
