@@ -24,7 +24,8 @@ from types import ModuleType
 from typing import Any
 
 import ecrm
-from ecrm import config, errors, kernels, nn, ops
+from ecrm import config, kernels, nn, ops
+from ecrm.base import errors
 from ecrm.cli.commands import make_parser
 from ecrm.config.reference import keys_of
 from ecrm.config.schema import SECTIONS

@@ -7,7 +7,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ecrm import ops
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.tables import collections
 
 __all__ = ["DotInteraction"]

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from ecrm.base.errors import EcrmError, UsageError
 from ecrm.base.lock_holders import POLL_SECONDS, holder_of, patience
-from ecrm.errors import EcrmError, UsageError
 
 _USERS_MISTAKE = {
     errno.EACCES,

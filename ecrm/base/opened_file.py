@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from ecrm.errors import DataError
+from ecrm.base.errors import DataError
 
 
 class OpenedFile:

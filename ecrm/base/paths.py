@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 
 def typed_path(text: str | Path) -> Path:

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from importlib import metadata
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 TORCHREC = "pip install --no-deps 'torchrec>=1.7,<2'"
 """The command that installs TorchRec.

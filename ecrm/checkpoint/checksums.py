@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import xxhash
 
-from ecrm.errors import DataError
+from ecrm.base.errors import DataError
 
 CHECKSUMS = "xxh3"
 """The metadata entry of a safetensors file with {tensor: 16 hexadecimal digits}, as JSON.

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.base import version_set
+from ecrm.base.errors import UsageError
 from ecrm.checkpoint.folder import Checkpoint, locate
 from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.checkpoint.trained import Trained
 from ecrm.config.schema import Config
 from ecrm.data.described import describe
-from ecrm.errors import UsageError
 
 MODEL = (
     "model.architecture",

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ecrm.base.errors import EcrmError, UsageError
 from ecrm.checkpoint.compatibility import DENSE
 from ecrm.checkpoint.model_file import as_array
 from ecrm.checkpoint.saved_model import read_model
-from ecrm.errors import EcrmError, UsageError
 from ecrm.model.nested_state import unpacked
 from ecrm.placement.initial_values import FileValues, Initial, Uniform, digest_of_windows
 from ecrm.placement.sparse_optimizer import SparseOptimizer

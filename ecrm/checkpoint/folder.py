@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import DataError, EcrmError, UsageError
 from ecrm.checkpoint import manifest as manifests
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.manifest import Manifest, checksums_of
-from ecrm.errors import DataError, EcrmError, UsageError
 
 FOLDER = "checkpoints"
 BEST = "best"

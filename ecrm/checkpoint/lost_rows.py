@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ecrm.base.errors import DataError, EcrmError
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find
 from ecrm.checkpoint.manifest import Manifest
 from ecrm.checkpoint.row_file import FRAME_ROWS, read_rows
-from ecrm.errors import DataError, EcrmError
 from ecrm.placement.stripes import RowLayout
 from ecrm.protection.restoring import Piece
 

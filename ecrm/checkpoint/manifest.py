@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecrm.errors import DataError, EcrmError, UsageError
+from ecrm.base.errors import DataError, EcrmError, UsageError
 
 NAME = "manifest.json"
 FORMAT = "ecrm-checkpoint"

@@ -10,13 +10,13 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import DataError, EcrmError, UsageError
 from ecrm.checkpoint.compatibility import check_steps
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import locate
 from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.checkpoint.trained import Trained
 from ecrm.config.schema import Config
-from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.protection.mapped_files.file_access import open_file, read_words
 
 FOLDER = "mapped"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ecrm.errors import DataError, EcrmError
+from ecrm.base.errors import DataError, EcrmError
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection

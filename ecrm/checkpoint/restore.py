@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.base.errors import DataError, EcrmError
 from ecrm.checkpoint.compatibility import same_bits
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find
 from ecrm.checkpoint.manifest import DENSE, Manifest
 from ecrm.checkpoint.row_file import read_rows
 from ecrm.engine.record_delivery import Message, address, by_shard, place
-from ecrm.errors import DataError, EcrmError
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ecrm.base.errors import DataError
 from ecrm.checkpoint.disk import BLOCK, Disk
-from ecrm.errors import DataError
 
 HEADER = struct.Struct("<8sII")
 MAGIC = b"ECRMROWS"

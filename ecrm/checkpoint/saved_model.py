@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.base.errors import DataError, EcrmError, UsageError
 from ecrm.base.opened_file import OpenedFile
 from ecrm.checkpoint.model_file import safetensors_entries
-from ecrm.errors import DataError, EcrmError, UsageError
 
 _DTYPES = {
     "BOOL": torch.bool,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ecrm import __version__
+from ecrm.base.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
 from ecrm.base.paths import typed_path, typed_path_text
 from ecrm.base.requirements import require_torchrec
 from ecrm.cli.drill import add_parser as add_drill
@@ -26,7 +27,6 @@ from ecrm.cli.status import add_parser as add_status
 from ecrm.config import effective, load_config, reference
 from ecrm.config.faults import PHASES
 from ecrm.config.script import Script, is_script
-from ecrm.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
 from ecrm.launch.mpirun_command import HASH_SEED, hash_seed
 from ecrm.process.preflight import preflight_ulfm, say_once
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ecrm.base.errors import UsageError
 from ecrm.base.paths import typed_path_text
 from ecrm.base.wording import counted
 from ecrm.cli.table import add_prepare_table, add_schema, add_skipping
-from ecrm.errors import UsageError
 
 ZIPF_VALUES = 1_000_000
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from ecrm.base.atomic_files import staged_file
+from ecrm.base.errors import UsageError
 from ecrm.base.paths import typed_path
 from ecrm.base.wording import counted
 from ecrm.checkpoint.export import FORMATS, export
 from ecrm.checkpoint.folder import locate
 from ecrm.checkpoint.manifest import as_a_run_writes
-from ecrm.errors import UsageError
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

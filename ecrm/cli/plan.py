@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 GBIT = 1e9 / 8
 

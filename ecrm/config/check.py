@@ -13,9 +13,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ecrm.base.errors import Problem
 from ecrm.config.faults import parse_flip, parse_gpu_fault
 from ecrm.config.schema import MAX_RANKS, REQUIRED, SECTIONS, Config, ModelConfig, Rule
-from ecrm.errors import Problem
 
 TYPES: dict[str, dict[str, Any]] = {
     name: typing.get_type_hints(section) for name, section in SECTIONS.items()

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 PHASES = (
     "input",

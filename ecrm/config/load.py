@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ecrm
+from ecrm.base.errors import UsageError
 from ecrm.base.paths import typed_path, typed_path_text
 from ecrm.config.check import (
     problems_of_fit,
@@ -19,7 +20,6 @@ from ecrm.config.check import (
     unknown_key,
 )
 from ecrm.config.schema import SECTIONS, Config, ProtectionConfig
-from ecrm.errors import UsageError
 from ecrm.protection.kinds import KINDS
 
 CHECKPOINT_MINUTES = 30.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import UsageError
 from ecrm.config.load import NOT_TOML, apply, make_config, parse_overrides, read_config
 from ecrm.config.schema import Config
-from ecrm.errors import UsageError
 
 SUFFIX = ".py"
 RECIPE = Path(__file__).parents[1] / "recipes" / "train.py"

@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
+from ecrm.base.errors import UsageError
 from ecrm.data import kaggle_shape as shape
 from ecrm.data.layout import CATEGORIES
-from ecrm.errors import UsageError
 
 _HEX_VALUES = 1 << 32
 # offset for an integral over [r, r + 1] of (x + offset)^-s equal to (r + 1)^-s to 3 %, s near 1.1

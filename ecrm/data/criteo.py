@@ -21,11 +21,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from ecrm.base.errors import DataError
 from ecrm.data import parse_fields
 from ecrm.data.layout import COLUMN_NAMES, COLUMNS, INTEGERS, Layout, detect_layout
 from ecrm.data.malformed import Malformed
 from ecrm.data.text_file import CountedFile, check_input, decoded
-from ecrm.errors import DataError
 
 BLOCK_BYTES = 1 << 20
 # 40 sound fields need 481; the bound keeps memory constant in a file without line ends

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ecrm.base.errors import DataError, UsageError
 from ecrm.base.opened_file import OpenedFile
 from ecrm.data import dataset_info
 from ecrm.data.hashing import cap_rows
 from ecrm.data.layout import CATEGORIES, INTEGERS
-from ecrm.errors import DataError, UsageError
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """dense float32 [B, 13], ids int64 [B, 26], labels float32 [B]; the caller's own memory."""

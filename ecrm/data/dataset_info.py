@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import DataError, UsageError
 from ecrm.data.layout import CATEGORIES, INTEGERS
-from ecrm.errors import DataError, UsageError
 
 NAME = "manifest.json"
 FORMAT = "ecrm-criteo"

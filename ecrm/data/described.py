@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import DataError, UsageError
 from ecrm.data import dataset_info
 from ecrm.data.columns import manifest as of_tables
 from ecrm.data.columns.schema import Schema
 from ecrm.data.layout import COLUMN_NAMES, INTEGERS
-from ecrm.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)

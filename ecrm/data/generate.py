@@ -28,13 +28,13 @@ import numpy as np
 
 from ecrm.base.atomic_files import staged_file
 from ecrm.base.console import Progress
+from ecrm.base.errors import UsageError
 from ecrm.data import kaggle_shape as shape
 from ecrm.data.categories import KAGGLE, Categories
 from ecrm.data.criteo_text import format_rows
 from ecrm.data.hashing import mix64
 from ecrm.data.layout import CATEGORIES, INTEGERS
 from ecrm.data.metrics import Histogram, logit_losses
-from ecrm.errors import UsageError
 
 BLOCK_ROWS = 8192  # part of the definition of the rows: every block has its own random stream
 LOG_ODDS_SPREAD = 1.4

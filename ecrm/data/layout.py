@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ecrm.errors import DataError
+from ecrm.base.errors import DataError
 
 INTEGERS = 13
 CATEGORIES = 26

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ecrm.base.console import Progress
-from ecrm.errors import DataError, UsageError
+from ecrm.base.errors import DataError, UsageError
 
 SHOWN_MALFORMED = 20
 NAMED_MALFORMED = 3  # in the error refusing a file

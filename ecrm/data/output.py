@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import UsageError
 from ecrm.data import dataset_info
-from ecrm.errors import UsageError
 
 
 def check_replaceable(target: Path, form: str, force: bool) -> None:

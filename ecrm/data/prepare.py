@@ -21,6 +21,7 @@ import numpy as np
 
 from ecrm.base.atomic_files import staged_directory
 from ecrm.base.console import Progress
+from ecrm.base.errors import DataError, UsageError
 from ecrm.data import dataset_info
 from ecrm.data.copying import copy_rows
 from ecrm.data.criteo import BLOCK_BYTES, Rows, read_criteo
@@ -30,7 +31,6 @@ from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
 from ecrm.data.malformed import Skipped, check_share
 from ecrm.data.output import check_replaceable, write_synced
 from ecrm.data.text_file import check_input
-from ecrm.errors import DataError, UsageError
 
 _DAY = re.compile(r"day_(\d+)")
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from ecrm.errors import DataError, UsageError
+from ecrm.base.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ecrm.base.atomic_files import staged_file
+from ecrm.base.errors import EcrmError
 from ecrm.base.wording import counted
 from ecrm.checkpoint.mapped_folder import new_folder
 from ecrm.config import Config, effective, load_config
@@ -24,7 +25,6 @@ from ecrm.drill.report import Report, make_report, to_dict
 from ecrm.drill.run_record import KillDone, RunRecord, run_record
 from ecrm.drill.svg import standalone
 from ecrm.drill.table import as_text, headline
-from ecrm.errors import EcrmError
 from ecrm.launch.launcher import RunFailed, fresh_run_dir, launch
 from ecrm.launch.machine import physical_cores
 from ecrm.run.plan import plan

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.config import Config
 from ecrm.config.faults import Kill, parse_kill
-from ecrm.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.base.atomic_files import staged_file
+from ecrm.base.errors import DataError
 from ecrm.base.wording import counted, duration
 from ecrm.config.reference import effective
 from ecrm.drill import html
@@ -20,7 +21,6 @@ from ecrm.drill.svg import Lane, drawn, drawn_lanes, key
 from ecrm.drill.table import FAILURE_COLUMNS, FAILURE_LEGEND, NO_FAILURE, failure_cells
 from ecrm.drill.throughput import pace, spans
 from ecrm.drill.timeline import timeline
-from ecrm.errors import DataError
 from ecrm.launch.run_state import RunState, run_state
 from ecrm.run.reading import Event, parse_events, read_json
 from ecrm.run.session_folders import session_folders

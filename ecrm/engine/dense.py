@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ecrm.errors import Unrecoverable
+from ecrm.base.errors import Unrecoverable
 from ecrm.transport.base import Transport
 from ecrm.transport.message import tensors
 from ecrm.transport.piggyback import Outgoing

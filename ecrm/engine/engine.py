@@ -73,6 +73,7 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import CPU, Allocate, ReusableBuffer, ZerosOn, lazy_zeros
+from ecrm.base.errors import ChangedDataError, ReplicasDiffer
 from ecrm.device.pinned import rows_to_send
 from ecrm.engine.asked_before import AskedBefore
 from ecrm.engine.dense import DenseReplica, SlicedSum
@@ -87,7 +88,6 @@ from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_input import StepInput
 from ecrm.engine.step_replay import StepReplay
-from ecrm.errors import ChangedDataError, ReplicasDiffer
 from ecrm.placement.assignment import plan_reshape
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
 from ecrm.placement.tables import Table

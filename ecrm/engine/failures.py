@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ecrm.errors import LostTouch
+from ecrm.base.errors import LostTouch
 
 
 @dataclass

@@ -69,6 +69,15 @@ from typing import NoReturn
 
 import torch
 
+from ecrm.base.errors import (
+    ChangedDataError,
+    DataError,
+    EcrmError,
+    ReplicasDiffer,
+    ScriptFailed,
+    StrayRow,
+    Unrecoverable,
+)
 from ecrm.base.wording import named
 from ecrm.engine.dense import spread_dense
 from ecrm.engine.engine_events import (
@@ -85,15 +94,6 @@ from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.slot_faults import UNJUDGED, Fault, Place, deadly, raised_before, together_in
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
-from ecrm.errors import (
-    ChangedDataError,
-    DataError,
-    EcrmError,
-    ReplicasDiffer,
-    ScriptFailed,
-    StrayRow,
-    Unrecoverable,
-)
 from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_recovery
 from ecrm.transport.base import PeerFailure, Revoked

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
+from ecrm.base.errors import ScriptFailed
 from ecrm.base.wording import named
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopRequested
-from ecrm.errors import ScriptFailed
 from ecrm.transport.base import PeerFailure
 
 Result = TypeVar("Result")

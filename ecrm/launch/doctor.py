@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ecrm import __version__
+from ecrm.base.errors import UsageError
 from ecrm.base.requirements import require_torchrec
 from ecrm.base.wording import counted
-from ecrm.errors import UsageError
 from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance
 from ecrm.launch.mpirun_command import mpirun_line
 from ecrm.launch.supervise import session_base

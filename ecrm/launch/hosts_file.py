@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ecrm.base.errors import UsageError
 from ecrm.base.wording import named
-from ecrm.errors import UsageError
 
 FORM = "a line is NAME [slots=N] [address=ADDRESS], such as node1 slots=2"
 # Names become words of a command: no name may look like an option or like shell syntax.

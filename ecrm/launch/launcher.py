@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ecrm.base.console import Waiting
-from ecrm.config.script import SUFFIX, Script
-from ecrm.errors import (
+from ecrm.base.errors import (
     STOPPED_EXIT_CODE,
     DataError,
     EcrmError,
@@ -22,6 +21,7 @@ from ecrm.errors import (
     ScriptFailed,
     UsageError,
 )
+from ecrm.config.script import SUFFIX, Script
 from ecrm.launch.environment import mpirun_environment
 from ecrm.launch.gpu_memory import free_on_gpus
 from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance

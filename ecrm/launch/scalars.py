@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.run.reading import Event, EventTail
 
 FOLDER = "tensorboard"

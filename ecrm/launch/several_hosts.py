@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.launch.hosts_file import Host, place, placement_in_words, read_hosts
 from ecrm.launch.network import Network, choose_network, local_networks
 from ecrm.launch.remote_rank import DEFAULT_KEEP_ALIVE, DEFAULT_STARTER, starter_words

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.config import Config, load_config
-from ecrm.errors import UsageError
 from ecrm.launch.memory_needs import MB, Needs, libraries
 from ecrm.launch.overhead import (
     MEASURED,

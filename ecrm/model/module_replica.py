@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ecrm.base.allocate import CPU
+from ecrm.base.errors import UsageError
 from ecrm.device.copies import on_device, on_host
-from ecrm.errors import UsageError
 from ecrm.model.buffers import live_buffers, put_buffers
 from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.nested_state import (

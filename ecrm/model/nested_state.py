@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ecrm.base.allocate import CPU
+from ecrm.base.errors import UsageError
 from ecrm.device.copies import on_device, on_host
-from ecrm.errors import UsageError
 
 _ON_DEVICE = "on a device"
 """The only key of a dict standing for a tensor that was not on the CPU when `written`."""

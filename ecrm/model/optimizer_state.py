@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.model.nested_state import placed
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer, SparseAdam
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of trained parameters: gradients are summed as float32, exact for all three."""

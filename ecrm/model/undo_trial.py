@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import nn
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.model.unseen_state import (
     Seen,
     first_change,

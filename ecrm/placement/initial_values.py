@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ecrm.base.errors import UsageError
 from ecrm.base.opened_file import OpenedFile
-from ecrm.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 NAMES = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 

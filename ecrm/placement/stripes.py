@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ecrm.errors import Unrecoverable
+from ecrm.base.errors import Unrecoverable
 from ecrm.kernels.unit_order import split_by_shard
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.placement.initial_values import Initial
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 

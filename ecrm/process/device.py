@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import torch
 
 from ecrm.base.allocate import CPU
+from ecrm.base.errors import UsageError
 from ecrm.base.testing_part import testing_part
 from ecrm.config.schema import Config
 from ecrm.device.imitation import IMITATED_GPU
-from ecrm.errors import UsageError
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepare_cuda, prepare_torch
 

@@ -27,8 +27,8 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from ecrm.base.errors import Unrecoverable
 from ecrm.device.pulse import Pulse, Unanswered
-from ecrm.errors import Unrecoverable
 from ecrm.process.calls import Calls, Stuck
 from ecrm.process.fork_server import Born, Ends, Tether, join, send_order
 from ecrm.process.lifeline import Lifeline

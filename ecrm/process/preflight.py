@@ -14,9 +14,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.config import Config
-from ecrm.errors import UsageError
 
 SIZE = "OMPI_COMM_WORLD_SIZE"
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # "1" under --with-ft ulfm

@@ -22,8 +22,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ecrm.base.errors import Unrecoverable
 from ecrm.base.wording import counted, named
-from ecrm.errors import Unrecoverable
 from ecrm.kernels.records import scatter_records
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View

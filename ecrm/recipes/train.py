@@ -22,9 +22,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ecrm.base.errors import NotFinite
 from ecrm.config import Config, load_config
 from ecrm.data.metrics import auc, logit_losses
-from ecrm.errors import NotFinite
 from ecrm.recipes.models import MODELS
 from ecrm.recipes.rows import Batch, open_rows
 from ecrm.run.finite import REMEDY

@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 
+from ecrm.base.errors import EcrmError
 from ecrm.engine.engine import Engine
-from ecrm.errors import EcrmError
 from ecrm.run.run_folder import RunFolder
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ecrm import __version__
 from ecrm.base.console import say
+from ecrm.base.errors import NotKept
 from ecrm.base.version_set import name_of as name_of_versions
 from ecrm.base.version_set import version_set
 from ecrm.base.wording import counted
@@ -17,7 +18,6 @@ from ecrm.checkpoint.folder import name_of
 from ecrm.config.faults import Kill, unfired
 from ecrm.config.schema import Config
 from ecrm.engine.failures import Failure
-from ecrm.errors import NotKept
 from ecrm.kernels import native
 from ecrm.process.device import gpu_memory
 from ecrm.protection.base import Protection, VerifyReport

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import UsageError
 from ecrm.checkpoint.compatibility import VERSIONS, identity
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.mapped_folder import files_at
 from ecrm.config.schema import Config
-from ecrm.errors import UsageError
 from ecrm.run.reading import read_json
 from ecrm.run.run_lock import LOCK, is_empty, refuse_if_held
 from ecrm.run.session_folders import last_summary, session_folders

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ecrm.base.errors import UsageError
 from ecrm.base.opened_file import OpenedFile
-from ecrm.errors import UsageError
 from ecrm.run.auto_resume import AUTO_RESUME, EVENTS, gone_on_from
 from ecrm.transport.digests import words_digest
 

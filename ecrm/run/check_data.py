@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
+from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted, listed
 from ecrm.config.schema import Config, DataConfig
 from ecrm.data.described import Described
-from ecrm.errors import UsageError
 
 
 def check_data(config: Config, data: Described) -> None:

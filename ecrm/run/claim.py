@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.base.console import say
+from ecrm.base.errors import DataError, Unrecoverable, UsageError
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.checkpoint.mapped_folder import hold, leave_link, make_folder
 from ecrm.checkpoint.trained import Trained
 from ecrm.config.schema import Config
-from ecrm.errors import DataError, Unrecoverable, UsageError
 from ecrm.process.preflight import host_name
 from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
 from ecrm.run.durable_state import DurableState, durable_state

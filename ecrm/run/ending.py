@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from ecrm.base.console import say
+from ecrm.base.errors import ParityMismatch
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.config.schema import Config
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StopRequested
 from ecrm.engine.memory_count import Memory
 from ecrm.engine.table_digest import table_digests
-from ecrm.errors import ParityMismatch
 from ecrm.process.memory import resident_bytes
 from ecrm.protection.base import VerifyReport
 from ecrm.run.auto_resume import lives_of

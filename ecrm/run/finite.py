@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ecrm.errors import NotFinite
+from ecrm.base.errors import NotFinite
 
 MOST_SKIPPED = 50
 """The most skipped steps in a row: a GradScaler starting at 2 ** 16 needs about 16."""

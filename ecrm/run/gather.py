@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ecrm.base.errors import EcrmError, UsageError
 from ecrm.engine.failures import FailureLog
-from ecrm.errors import EcrmError, UsageError
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import tensors
 

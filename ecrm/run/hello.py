@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ecrm.base.errors import UsageError
 from ecrm.config.schema import Config
-from ecrm.errors import UsageError
 from ecrm.model.nested_state import leaves
 from ecrm.process.linux import memory_bytes
 from ecrm.process.preflight import host_name

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ecrm.base.allocate import CPU
+from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.config.schema import Config
 from ecrm.data.columns.table import Table
 from ecrm.data.dataset import CriteoDataset
 from ecrm.data.described import Described, describe
-from ecrm.errors import UsageError
 from ecrm.kernels import native
 from ecrm.process.device import DEVICES, device_of, use_device
 from ecrm.process.gpu import GpuPulse

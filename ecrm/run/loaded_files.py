@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ecrm.base.errors import DataError, UsageError
 from ecrm.checkpoint.checksums import check_share
-from ecrm.errors import DataError, UsageError
 from ecrm.placement.initial_values import FileValues, digest_of_windows
 from ecrm.placement.tables import Table
 from ecrm.process.preflight import host_name

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ecrm.base.console import say
+from ecrm.base.errors import UsageError
 from ecrm.config.schema import TrainConfig
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks
-from ecrm.errors import UsageError
 from ecrm.model.determinism import prepare_torch
 from ecrm.placement.assignment import initial_view
 from ecrm.placement.sparse_optimizer import SparseOptimizer

@@ -10,9 +10,9 @@ from math import prod
 import torch
 
 from ecrm.base.allocate import UNTOUCHED
+from ecrm.base.errors import UsageError
 from ecrm.base.wording import named
 from ecrm.config.schema import Config
-from ecrm.errors import UsageError
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import RowSpace
 from ecrm.run.connect import Cluster

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ecrm.base.errors import EcrmError, UsageError
 from ecrm.base.wording import counted
 from ecrm.checkpoint import compatibility
 from ecrm.checkpoint.compatibility import (
@@ -29,7 +30,6 @@ from ecrm.checkpoint.trained import Trained
 from ecrm.config import Config
 from ecrm.config.faults import Kill, check_kills
 from ecrm.data.described import describe
-from ecrm.errors import EcrmError, UsageError
 from ecrm.run.auto_resume import about
 from ecrm.run.check_data import check_data
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ecrm.base.errors import UsageError
 from ecrm.engine.engine import Engine
-from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 
 EVALUATED = "eval_"

@@ -17,8 +17,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import UsageError
 from ecrm.base.lock_holders import POLL_SECONDS, patience
-from ecrm.errors import UsageError
 from ecrm.protection.mapped_files.file_access import open_file
 from ecrm.run.reading import launch_id, read_json
 

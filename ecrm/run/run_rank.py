@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from ecrm.errors import DataError, EcrmError, NotKept, ScriptFailed, StrayRow, Unrecoverable
+from ecrm.base.errors import DataError, EcrmError, NotKept, ScriptFailed, StrayRow, Unrecoverable
 from ecrm.process.counted_transport import CountedTransport
 from ecrm.process.farewell import take_leave
 from ecrm.process.gpu import fault_in_words, say_fault

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from ecrm.base.errors import DataError, EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageError
 from ecrm.config.script import Script
 from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.engine.slot_faults import OF_SLOTS, Place
-from ecrm.errors import DataError, EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageError
 from ecrm.model.determinism import prepare_torch, seed_slot
 from ecrm.process.gpu import is_lost
 from ecrm.process.guard import Guarded

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ecrm.base.allocate import Allocate
 from ecrm.base.console import Waiting, say
+from ecrm.base.errors import EcrmError, Unrecoverable, UsageError
 from ecrm.base.wording import counted, measured
 from ecrm.config.schema import Config
 from ecrm.engine.dense import DenseReplica
@@ -22,7 +23,6 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks, StepAborted, StopRequested
 from ecrm.engine.sealed import meet
 from ecrm.engine.slot_faults import AFTER, UNJUDGED, Place
-from ecrm.errors import EcrmError, Unrecoverable, UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.initial_values import FileValues
 from ecrm.placement.sparse_optimizer import SparseOptimizer

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import UsageError
 from ecrm.config import Config, load_config
 from ecrm.config.faults import Kill, check_ranks, parse_kill
 from ecrm.config.load import make_config
 from ecrm.config.script import Script, recipe_of
-from ecrm.errors import UsageError
 from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
 from ecrm.run.plan import Start, find_starting_point, kept_by
 from ecrm.run.run_lock import check_run_dir

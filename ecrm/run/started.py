@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from ecrm.base.allocate import CPU
+from ecrm.base.errors import Unrecoverable
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import Place
-from ecrm.errors import Unrecoverable
 from ecrm.placement.tables import Table
 from ecrm.run.log_delivery import Mark, NoMark
 from ecrm.run.step_loop import Run

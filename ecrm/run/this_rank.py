@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from ecrm.base.errors import UsageError
 from ecrm.config.script import Script
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import Place
-from ecrm.errors import UsageError
 from ecrm.process.calls import Calls
 from ecrm.process.stop_signals import StopSignals
 from ecrm.run.auto_resume import AUTO_RESUME, gone_on_from

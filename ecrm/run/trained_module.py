@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ecrm.base.errors import UsageError
 from ecrm.base.version_set import version_set
 from ecrm.base.wording import listed
 from ecrm.checkpoint.compatibility import (
@@ -22,7 +23,6 @@ from ecrm.checkpoint.compatibility import (
     versions_changed,
 )
 from ecrm.checkpoint.folder import Checkpoint
-from ecrm.errors import UsageError
 from ecrm.model.nested_state import bytes_of
 from ecrm.placement.initial_values import FileValues, Initial, Uniform, Values
 from ecrm.run.started import Wanted

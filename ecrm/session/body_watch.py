@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from ecrm.base.errors import UsageError
 from ecrm.engine.replica_check import ReplicaCheck
-from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.unseen_state import Seen, numbers_of
 from ecrm.transport.digests import entry_digests, plain

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.model.determinism import seed_slot
 from ecrm.session.feed import Drawn, Feed, Source
 from ecrm.session.other_data import check_indexable, no_batches

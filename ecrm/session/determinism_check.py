@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ecrm.base.errors import UsageError
 from ecrm.engine.engine import Engine
-from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import same_bits, unpacked
 from ecrm.placement.tables import RowSpace

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ecrm.base.allocate import CPU
+from ecrm.base.errors import UsageError
 from ecrm.device.imitation import imitating
-from ecrm.errors import UsageError
 from ecrm.model.determinism import prepare_cuda
 from ecrm.process.device import device_of
 from ecrm.run.this_rank import is_rank, this_rank

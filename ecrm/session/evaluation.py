@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ecrm.base.errors import UsageError
 from ecrm.device.copies import on_device, on_host
 from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
 from ecrm.engine.slot_faults import EVALUATION, Place
-from ecrm.errors import UsageError
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import packed, unpacked

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ecrm.base.errors import UsageError
 from ecrm.base.opened_file import OpenedFile
 from ecrm.base.wording import listed
-from ecrm.errors import UsageError
 from ecrm.placement.initial_values import FileValues, Initial, Values
 from ecrm.placement.tables import Table
 from ecrm.run.loaded_files import two_for_one

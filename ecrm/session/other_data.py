@@ -14,7 +14,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 _MADE = (
     "where make(slot) gives a stream that keeps its place, such as torchdata's StatefulDataLoader"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from ecrm.base.errors import UsageError
 from ecrm.engine.engine import Engine
-from ecrm.errors import UsageError
 from ecrm.model.nested_state import unpacked
 from ecrm.run.step_loop import SlotResult, SlotStep
 from ecrm.session.slot_work import SessionBatch, SessionBatches, SlotWork, replica_of

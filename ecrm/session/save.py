@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ecrm.base.atomic_files import staged_file
+from ecrm.base.errors import EcrmError, NotFinite, UsageError
 from ecrm.base.version_set import name_of, version_set
 from ecrm.checkpoint.model_file import ModelFile, Shape, as_array
 from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
 from ecrm.engine.table_digest import CHUNK_ROWS, gather_rows
-from ecrm.errors import EcrmError, NotFinite, UsageError
 from ecrm.model.nested_state import packed, unpacked
 from ecrm.storage.base import Store
 from ecrm.transport.base import PeerFailure

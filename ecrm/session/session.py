@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ecrm.base.console import say
+from ecrm.base.errors import UsageError
 from ecrm.base.opened_file import OpenedFile
 from ecrm.base.paths import typed_path
 from ecrm.checkpoint.checksums import check_share
@@ -24,7 +25,6 @@ from ecrm.device.copies import on_host
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted
 from ecrm.engine.slot_faults import BEFORE_STEP, Place
-from ecrm.errors import UsageError
 from ecrm.model.determinism import seed_slot
 from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.module_replica import ModuleReplica

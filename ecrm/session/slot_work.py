@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ecrm.base.console import say
+from ecrm.base.errors import ChangedDataError, UsageError
 from ecrm.device.copies import coming, on_device
 from ecrm.engine.engine import Engine
 from ecrm.engine.slot_faults import BATCH, Place
-from ecrm.errors import ChangedDataError, UsageError
 from ecrm.kernels.divide import divide
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica

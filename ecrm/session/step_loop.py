@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from ecrm.base.console import say
+from ecrm.base.errors import UsageError
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.engine.sealed import meet, sealed
 from ecrm.engine.slot_faults import AFTER, EVERY, ON_COMMIT, Place
-from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.unseen_state import Seen, first_change, of_module, of_objects, state_of
 from ecrm.run.log_delivery import LogDelivery, Logged

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.model.determinism import seed_slot
 from ecrm.model.nested_state import check_readable, read, written
 from ecrm.session.feed import Drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 
 def whole(value: Any, said: str, least: int, otherwise: str = "") -> int:

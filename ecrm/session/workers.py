@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ecrm.errors import EcrmError, UsageError
+from ecrm.base.errors import EcrmError, UsageError
 from ecrm.process.linux import when_parent_ends
 from ecrm.run.user_frames import own_traceback
 from ecrm.session.parcel import packed_into_memory, unpacked_from_memory

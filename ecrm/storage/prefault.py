@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 _MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23  # linux/mman.h
 _AT_A_TIME = 4 << 20

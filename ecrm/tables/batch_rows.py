@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ecrm.base.allocate import CPU
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.tables.layout import Group, Layout
 from ecrm.transport.digests import tensor_digest

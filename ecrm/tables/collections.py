@@ -18,8 +18,8 @@ from torchrec.modules.embedding_modules import process_pooled_embeddings, reorde
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from ecrm.base.errors import UsageError
 from ecrm.device.copies import on_device
-from ecrm.errors import UsageError
 from ecrm.model.replica_refusals import FREEZE_ROWS
 from ecrm.ops import Memory
 from ecrm.placement.tables import RowSpace

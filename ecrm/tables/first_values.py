@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.placement.initial_values import InitFunction, Initial, Uniform
 
 LARGEST_VALUES = 256 << 20

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from ecrm.errors import DataError, StrayId
+from ecrm.base.errors import DataError, StrayId
 from ecrm.placement.tables import RowSpace
 
 _ID_TYPES = (torch.int64, torch.int32)

@@ -10,7 +10,7 @@ import torch
 import torchrec.optim
 from torch import nn
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 
 _NAMES: Mapping[type, str] = {

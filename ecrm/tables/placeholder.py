@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 _SAID = frozenset(
     [

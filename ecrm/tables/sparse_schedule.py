@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 
 def rates_of(make: Callable[[torch.optim.Optimizer], Any]) -> Callable[[int], float]:

@@ -17,7 +17,7 @@ from torchrec.modules.fused_embedding_modules import (
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.placement.initial_values import Values
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import RowSpace, Table

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.transport import wire
 from ecrm.transport.base import (
     WORD_BITS,

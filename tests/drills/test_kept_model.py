@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.errors import NotKept
+from ecrm.base.errors import NotKept
 from ecrm.run.files import STOPPED, SUMMARY, check_summary
 from support.drilling import BASE, RUN_SECONDS, Run, launch_words, resume
 from support.paths import PROGRAMS

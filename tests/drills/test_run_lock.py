@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.run.run_lock import check_run_dir
 from support.drilling import BASE, RUN_SECONDS, Mpirun, launch_words, mpirun_line
 

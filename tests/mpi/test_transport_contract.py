@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.transport.base import PeerFailure
 from ecrm.transport.mpi import (
     CLOSE_SECONDS,

@@ -9,7 +9,7 @@ import pytest
 
 from ecrm.base import atomic_files, lock_holders
 from ecrm.base.atomic_files import staged_file
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 HOLDS = """
 import fcntl, sys, time

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.base.errors import UsageError
 from ecrm.base.lock_holders import UNSEEN_SECONDS
-from ecrm.errors import UsageError
 from ecrm.run.run_lock import (
     LOCK,
     RECORD_BYTES,

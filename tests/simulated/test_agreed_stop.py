@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ecrm.errors import EcrmError
+from ecrm.base.errors import EcrmError
 from ecrm.run.agreed_stop import agree_on_stop
 from ecrm.run.run_folder import PROBE_BYTES, RunFolder
 from ecrm.testing.simulated_transport import SimulatedCluster

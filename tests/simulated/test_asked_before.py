@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from ecrm.base.errors import ChangedDataError
 from ecrm.engine.asked_before import AskedBefore
-from ecrm.errors import ChangedDataError
 from ecrm.protection.routing import MARK, ROWS
 from ecrm.run.started import Wanted
 from ecrm.session.batch_digest import batch_digest

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ecrm.base.errors import DataError, Unrecoverable
 from ecrm.checkpoint import restore
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import CheckpointFolder, find, name_of
@@ -26,7 +27,6 @@ from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.engine.record_delivery import place
 from ecrm.engine.shard_stores import ShardStores
-from ecrm.errors import DataError, Unrecoverable
 from ecrm.kernels import dispatch
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout

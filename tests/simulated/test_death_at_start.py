@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from ecrm.base.errors import EcrmError, UsageError
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.config import load_config
 from ecrm.config.script import Script
-from ecrm.errors import EcrmError, UsageError
 from ecrm.run import claim
 from ecrm.run.claim import claim_run
 from ecrm.run.gather import decide

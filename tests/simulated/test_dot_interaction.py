@@ -15,7 +15,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import ecrm
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.run.lone_run import run_alone
 from ecrm.session.session import Session

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from ecrm.base.errors import NotFinite
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
-from ecrm.errors import NotFinite
 from ecrm.run.finite import NO_SCALE, FiniteWatch
 from ecrm.testing.simulate.workload import Workload, make_engine, run_workload, train_step
 from ecrm.testing.simulated_transport import RandomFaults, SimulatedCluster

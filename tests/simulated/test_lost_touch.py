@@ -10,9 +10,9 @@ import json
 import pytest
 import torch
 
+from ecrm.base.errors import LostTouch, StrayRow, Unrecoverable, UsageError
 from ecrm.engine.failures import MOST_FUTILE
 from ecrm.engine.hooks import Hooks
-from ecrm.errors import LostTouch, StrayRow, Unrecoverable, UsageError
 from ecrm.run.gather import gather
 from ecrm.run.run_rank import say_why
 from ecrm.testing.simulate import workload as workload_module

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 import torch
 
+from ecrm.base.errors import DataError, Unrecoverable, UsageError
 from ecrm.checkpoint.mapped_folder import _check_files, hold
 from ecrm.checkpoint.mapped_restore import Reopened, last_commit
 from ecrm.engine.hooks import Hooks
-from ecrm.errors import DataError, Unrecoverable, UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.protection.mapped_files import dense_file, file_access, shard_file, words

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from ecrm.base.errors import Unrecoverable
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.config import load_config
 from ecrm.config.schema import ProtectionConfig
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
-from ecrm.errors import Unrecoverable
 from ecrm.protection.base import VerifyReport
 from ecrm.protection.registry import make_protection
 from ecrm.testing.simulate.workload import Outcome, Workload, run_workload

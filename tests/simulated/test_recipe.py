@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ecrm.base.errors import NotFinite, UsageError
 from ecrm.config import load_config
 from ecrm.data.metrics import auc
 from ecrm.engine.table_digest import table_digests
-from ecrm.errors import NotFinite, UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.recipes import models
 from ecrm.recipes import train as recipe

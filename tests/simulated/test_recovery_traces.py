@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.base.errors import EcrmError, ScriptFailed
 from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.engine.rollback import Durable
 from ecrm.engine.slot_faults import Place
-from ecrm.errors import EcrmError, ScriptFailed
 from ecrm.placement.tables import Table
 from ecrm.testing.simulate.session_job import Reopened
 from ecrm.testing.simulate.workload import (

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from ecrm.base.errors import ReplicasDiffer
 from ecrm.engine.replica_check import FIRST_STEPS, ReplicaCheck
-from ecrm.errors import ReplicasDiffer
 from ecrm.run.started import Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from ecrm.base.errors import EcrmError, UsageError
 from ecrm.checkpoint.model_file import read_safetensors
 from ecrm.engine.table_digest import table_digests
-from ecrm.errors import EcrmError, UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.run.lone_run import run_alone
 from ecrm.run.started import Wanted

@@ -15,7 +15,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import ecrm.session.data
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.run.started import Wanted
 from ecrm.session.data import Indexed

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.run.lone_run import run_alone
 from ecrm.run.started import Started, Wanted
 from ecrm.session.session import Session

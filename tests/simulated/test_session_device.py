@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ecrm.base.allocate import CPU
+from ecrm.base.errors import UsageError
 from ecrm.config import load_config
 from ecrm.device.imitation import IMITATED_GPU
-from ecrm.errors import UsageError
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepared_torch
 from ecrm.model.module_replica import ModuleReplica

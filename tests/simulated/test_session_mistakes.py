@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchrec import KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from ecrm.errors import ScriptFailed, StrayId, UsageError
+from ecrm.base.errors import ScriptFailed, StrayId, UsageError
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.run.started import Wanted
 from ecrm.session.session import Session

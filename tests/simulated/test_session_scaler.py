@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
+from ecrm.base.errors import NotFinite
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.engine.hooks import Hooks
-from ecrm.errors import NotFinite
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.replicate import ReplicateProtection
 from ecrm.run import finite

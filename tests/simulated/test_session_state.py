@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.protection.base import Protection
 from ecrm.protection.chain import ChainProtection
 from ecrm.protection.erasure import ErasureProtection

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from ecrm.base.errors import DataError, EcrmError, ScriptFailed, Unrecoverable
 from ecrm.engine.engine import Engine
 from ecrm.engine.ledger import Ledger
 from ecrm.engine.recovery import Recovery
 from ecrm.engine.slot_faults import Place
-from ecrm.errors import DataError, EcrmError, ScriptFailed, Unrecoverable
 from ecrm.placement.view import View
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.none import NoProtection

@@ -26,10 +26,10 @@ from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
+from ecrm.base.errors import Unrecoverable, UsageError
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
-from ecrm.errors import Unrecoverable, UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import bytes_of
 from ecrm.protection.erasure import ErasureProtection

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.model.nested_state import placed
 from ecrm.run.lone_run import run_alone

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ecrm.base.errors import UsageError
 from ecrm.data import dataset_info as data_manifest
-from ecrm.errors import UsageError
 
 Accept = Callable[[Sequence[str]], None]
 """Raises UsageError unless a config with these overrides is accepted."""

@@ -14,11 +14,11 @@ import ecrm.placement.view_change as recovery_module
 import ecrm.protection.base as base_module
 import ecrm.protection.coding.code as code_module
 import ecrm.protection.replicate as replicate_module
+from ecrm.base.errors import Unrecoverable
 from ecrm.engine.computed import Computed
 from ecrm.engine.lookup import Lookup
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.step_log import StepLog
-from ecrm.errors import Unrecoverable
 from ecrm.placement.assignment import spread_shards
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, mark_whole

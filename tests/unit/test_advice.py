@@ -17,6 +17,7 @@ import torch
 
 import ecrm
 from ecrm.base import version_set
+from ecrm.base.errors import UsageError
 from ecrm.checkpoint import compatibility
 from ecrm.checkpoint.compatibility import identity
 from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
@@ -25,7 +26,6 @@ from ecrm.checkpoint.mapped_folder import make_folder
 from ecrm.config import check, load_config
 from ecrm.config.check import KEYS, check_value
 from ecrm.drill.options import check_survivable, parse_disturbance
-from ecrm.errors import UsageError
 from ecrm.kernels import native
 from ecrm.launch.memory_needs import check_memory
 from ecrm.launch.scalars import require_tensorboard

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.base.errors import UsageError
 from ecrm.base.opened_file import OpenedFile
-from ecrm.errors import UsageError
 from ecrm.run.auto_resume import AUTO_RESUME
 from ecrm.run.begun_file import BegunFile
 

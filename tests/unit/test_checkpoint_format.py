@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ecrm.base.errors import DataError, UsageError
 from ecrm.checkpoint import disk, row_file
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find, locate, name_of
 from ecrm.checkpoint.manifest import DENSE, Manifest
 from ecrm.checkpoint.row_file import SummedFile, read_rows, write_rows
-from ecrm.errors import DataError, UsageError
 
 BYTES, ROWS = 12, 500
 

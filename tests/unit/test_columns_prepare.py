@@ -18,10 +18,10 @@ import pyarrow.parquet
 import pytest
 
 from ecrm.base.console import Progress
+from ecrm.base.errors import DataError, EcrmError, UsageError
 from ecrm.data.columns import text_lines
 from ecrm.data.columns.prepare import prepare_table
 from ecrm.data.columns.text_hash import hashed_rows, text_hash, text_hashes
-from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.run.files import TABLE
 from support.columns import CSV, SMALL, prepared_small, read_back, row_of, schema_of
 

@@ -9,10 +9,10 @@ import pyarrow.parquet
 import pytest
 
 import ecrm
+from ecrm.base.errors import DataError, UsageError
 from ecrm.data.columns.draft import draft
 from ecrm.data.columns.prepare import prepare_table
 from ecrm.data.columns.schema import KINDS, load_schema, parse_schema
-from ecrm.errors import DataError, UsageError
 from support.columns import SMALL, schema_of
 from support.commands import assert_one_line
 from support.commands import ecrm as command

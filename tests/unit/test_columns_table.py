@@ -16,7 +16,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import ecrm
-from ecrm.errors import DataError, UsageError
+from ecrm.base.errors import DataError, UsageError
 from support.columns import CSV, SMALL, prepared_small, row_of
 from support.datasets import prepared
 from support.paths import ROOT

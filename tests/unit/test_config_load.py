@@ -4,6 +4,7 @@ import tomllib
 
 import pytest
 
+from ecrm.base.errors import UsageError
 from ecrm.config import (
     Config,
     effective,
@@ -13,7 +14,6 @@ from ecrm.config import (
     shipped_configs,
 )
 from ecrm.config.check import KEYS
-from ecrm.errors import UsageError
 
 DATA = "data.path=somewhere"
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from ecrm.base.errors import DataError, EcrmError
 from ecrm.checkpoint.checksums import check_share
 from ecrm.checkpoint.folder import locate
 from ecrm.checkpoint.manifest import Manifest, as_a_run_writes, parse
 from ecrm.checkpoint.model_file import ModelFile, as_array
 from ecrm.checkpoint.saved_model import open_model
 from ecrm.data.dataset import CriteoDataset
-from ecrm.errors import DataError, EcrmError
 from support.seeds import some_and_more
 
 STATE = {

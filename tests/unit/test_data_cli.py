@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from ecrm.base.errors import DataError, UsageError
 from ecrm.cli.data import add_parsers
-from ecrm.errors import DataError, UsageError
 from support.paths import ROOT
 
 

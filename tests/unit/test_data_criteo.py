@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ecrm.base.errors import DataError, UsageError
 from ecrm.data import parse_fields
 from ecrm.data.categories import KAGGLE
 from ecrm.data.criteo import MAX_LINE_BYTES, read_criteo, why_malformed
 from ecrm.data.criteo_text import format_rows
 from ecrm.data.generate import Population
 from ecrm.data.layout import COLUMN_NAMES, detect_layout
-from ecrm.errors import DataError, UsageError
 from support.paths import TERABYTE_HEAD
 
 BLOCK_SIZES = (1, 7, 300, 4096, 1 << 20)

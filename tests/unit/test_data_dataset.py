@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from ecrm.base.errors import DataError, UsageError
 from ecrm.data.dataset import CriteoDataset
 from ecrm.data.generate import generate_criteo
 from ecrm.data.prepare import prepare
-from ecrm.errors import DataError, UsageError
 
 ROWS = 1003
 

@@ -5,13 +5,13 @@ import gzip
 import numpy as np
 import pytest
 
+from ecrm.base.errors import UsageError
 from ecrm.data import kaggle_shape as shape
 from ecrm.data.categories import KAGGLE, zipf
 from ecrm.data.criteo import read_criteo
 from ecrm.data.criteo_text import format_rows
 from ecrm.data.generate import BLOCK_ROWS, Population, generate_criteo
 from ecrm.data.prepare import transform_integers
-from ecrm.errors import UsageError
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ import pytest
 
 from ecrm.base import atomic_files
 from ecrm.base.console import Progress
+from ecrm.base.errors import DataError, EcrmError, UsageError
 from ecrm.cli.data import parse_hash_sizes
 from ecrm.data import malformed
 from ecrm.data import prepare as module
@@ -35,7 +36,6 @@ from ecrm.data.prepare import (
     prepare,
     transform_integers,
 )
-from ecrm.errors import DataError, EcrmError, UsageError
 from support.paths import ROOT, TERABYTE_HEAD
 
 
@@ -406,7 +406,7 @@ LIMITED = """
 import resource, sys
 from ecrm.data.prepare import prepare
 from ecrm.data.generate import generate_criteo
-from ecrm.errors import EcrmError
+from ecrm.base.errors import EcrmError
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 for call in (
     lambda: prepare([sys.argv[1]], sys.argv[2]),

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ecrm.base.allocate import CPU
+from ecrm.base.errors import UsageError
 from ecrm.checkpoint.compatibility import device_changed, on_gpu, same_bits
 from ecrm.config import load_config
 from ecrm.device import imitation
-from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.device import card_of, device_of, gpu_memory, trained_on, use_device
 from ecrm.run.announce import start_in_words

@@ -8,7 +8,7 @@ import runpy
 
 import pytest
 
-from ecrm import errors
+from ecrm.base import errors
 from ecrm.run.events import EVENTS
 from support.paths import ROOT
 

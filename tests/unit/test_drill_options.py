@@ -2,6 +2,7 @@
 
 import pytest
 
+from ecrm.base.errors import UsageError
 from ecrm.cli.commands import main
 from ecrm.config import make_config
 from ecrm.config.faults import Kill
@@ -12,7 +13,6 @@ from ecrm.drill.options import (
     check_survivable,
     parse_disturbance,
 )
-from ecrm.errors import UsageError
 from support.paths import PROGRAMS
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ecrm.base import atomic_files
+from ecrm.base.errors import EcrmError
 from ecrm.checkpoint.export import export
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, name_of
 from ecrm.checkpoint.manifest import DENSE, Manifest
@@ -20,7 +21,6 @@ from ecrm.checkpoint.model_file import read_safetensors
 from ecrm.checkpoint.row_file import SummedFile, write_rows
 from ecrm.cli.commands import main
 from ecrm.drill import drill_runs as drill_run
-from ecrm.errors import EcrmError
 from ecrm.model.nested_state import packed
 
 ROWS, DIM = 3000, 16

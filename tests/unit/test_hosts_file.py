@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.base.errors import UsageError
 from ecrm.config import ClusterConfig, Config
-from ecrm.errors import UsageError
 from ecrm.launch.hosts_file import Host, place, placement_in_words, read_hosts
 from ecrm.launch.mpirun_command import mpirun_line
 from ecrm.launch.network import Network, choose_network, local_networks

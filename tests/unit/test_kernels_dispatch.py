@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
+from ecrm.base.errors import UsageError
 from ecrm.config.check import KEYS
-from ecrm.errors import UsageError
 from ecrm.kernels import dispatch, native
 from ecrm.kernels.parity_apply import parity_apply
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ecrm.base.allocate import CPU, ZerosOn, lazy_zeros
+from ecrm.base.errors import UsageError
 from ecrm.config import load_config
-from ecrm.errors import UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table, row_spaces

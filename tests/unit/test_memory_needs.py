@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from ecrm.base.allocate import ZerosOn
+from ecrm.base.errors import UsageError
 from ecrm.config import load_config
 from ecrm.device import pinned
 from ecrm.device.copies import copies_of, on_device
-from ecrm.errors import UsageError
 from ecrm.kernels import dispatch
 from ecrm.kernels.records import merge_records
 from ecrm.launch import gpu_memory

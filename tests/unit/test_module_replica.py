@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 
 SLOTS, BATCH, WIDTH = 2, 24, 12

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from ecrm.base.errors import UsageError
 from ecrm.config import ClusterConfig, Config, TrainConfig
-from ecrm.errors import UsageError
 from ecrm.launch import machine
 from ecrm.launch.environment import SESSION_BASE, mpirun_environment
 from ecrm.launch.launcher import fresh_run_dir

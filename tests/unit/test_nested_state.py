@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.model.nested_state import check_readable, placed, read, written
 from ecrm.transport.digests import plain
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from ecrm.base.errors import UsageError
 from ecrm.base.paths import typed_path
 from ecrm.cli.commands import make_parser
 from ecrm.config import load_config
-from ecrm.errors import UsageError
 
 
 @pytest.fixture

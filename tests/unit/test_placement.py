@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 import torch
 
+from ecrm.base.errors import Unrecoverable
 from ecrm.engine.engine_events import failure_event
 from ecrm.engine.failures import Failure
-from ecrm.errors import Unrecoverable
 from ecrm.placement import view_change
 from ecrm.placement.assignment import CannotKeepApart, initial_view, plan_reshape, spread_shards
 from ecrm.placement.stripes import RowLayout, StripeShape

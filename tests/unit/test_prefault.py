@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from ecrm.base.allocate import lazy_zeros
+from ecrm.base.errors import UsageError
 from ecrm.engine.hooks import Hooks
-from ecrm.errors import UsageError
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table
 from ecrm.process.ready import ReadyMemory

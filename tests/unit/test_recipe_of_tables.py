@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.base.errors import DataError, UsageError
 from ecrm.checkpoint.compatibility import identity
 from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
 from ecrm.checkpoint.manifest import Manifest
@@ -14,7 +15,6 @@ from ecrm.config import load_config
 from ecrm.data.columns.prepare import prepare_table
 from ecrm.data.columns.table import Table
 from ecrm.data.described import describe
-from ecrm.errors import DataError, UsageError
 from ecrm.launch.memory_needs import Needs
 from ecrm.run.plan import find_starting_point, plan
 from support.columns import SMALL, prepared_small, schema_of

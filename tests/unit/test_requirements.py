@@ -15,9 +15,9 @@ from packaging.version import Version
 
 import ecrm
 from ecrm.base import requirements
+from ecrm.base.errors import UsageError
 from ecrm.base.requirements import TORCHREC, fbgemm_of, require_torchrec
 from ecrm.cli.commands import main
-from ecrm.errors import UsageError
 from ecrm.launch import watch
 from ecrm.launch.doctor import FINDINGS
 from support.paths import ROOT

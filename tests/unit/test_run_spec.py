@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.base.errors import UsageError
 from ecrm.config.script import Script
-from ecrm.errors import UsageError
 from ecrm.run.auto_resume import AUTO_RESUME
 from ecrm.run.spec import VARIABLE, RunSpec, handed_over, settle
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.base.errors import EcrmError, LostTouch, ScriptFailed, UsageError
 from ecrm.config.check import KEYS
 from ecrm.config.script import DECIDED_KEYS, Script
 from ecrm.engine.slot_faults import Place
-from ecrm.errors import EcrmError, LostTouch, ScriptFailed, UsageError
 from ecrm.run.run_script import Failure, _execute, _fail
 from ecrm.run.this_rank import this_rank
 from support.commands import assert_one_line, ecrm
@@ -258,7 +258,7 @@ def test_frames_of_ecrm_within_those_of_the_user_are_told(tmp_path, monkeypatch)
 def test_what_cannot_be_saved_is_told_with_the_line_of_the_script(tmp_path, monkeypatch, code):
     monkeypatch.setattr(FakeRank, "part", object())
     text = (
-        "from ecrm.errors import EcrmError\nerror = EcrmError('m.pt: disk full')\n"
+        "from ecrm.base.errors import EcrmError\nerror = EcrmError('m.pt: disk full')\n"
         f"error.exit_code, error.speaker = {code}, 4\nraise error\n"
     )
     with pytest.raises(ScriptFailed) as failed:

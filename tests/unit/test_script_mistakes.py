@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ecrm.base.errors import EcrmError
 from ecrm.config.script import Script
-from ecrm.errors import EcrmError
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.calls import Calls
 from ecrm.run import gather
@@ -182,7 +182,7 @@ session.every(1, mode="max", keep_best=True)(lambda: None)
 try:
     for batch in session.steps(ids, 3):
         pass
-except ecrm.errors.EcrmError as error:
+except ecrm.base.errors.EcrmError as error:
     assert "the run has no folder" in str(error)
 session = made()
 """

@@ -26,8 +26,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import ecrm
+from ecrm.base.errors import DataError, EcrmError, NotFinite, UsageError
 from ecrm.engine.table_digest import gather_rows
-from ecrm.errors import DataError, EcrmError, NotFinite, UsageError
 from ecrm.run.lone_run import PROCESSES
 from ecrm.session import save
 from ecrm.storage.base import Store

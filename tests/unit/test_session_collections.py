@@ -18,7 +18,7 @@ from torchrec import (
     PoolingType,
 )
 
-from ecrm.errors import DataError, StrayId, UsageError
+from ecrm.base.errors import DataError, StrayId, UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.tables.batch_rows import BatchRows, find_kjts

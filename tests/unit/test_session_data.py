@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.session.data import Indexed, source_of, steps_of
 from ecrm.session.other_data import no_batches
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
+from ecrm.base.errors import DataError, EcrmError, UsageError
 from ecrm.base.opened_file import OpenedFile
 from ecrm.base.wording import MOST_SHOWN
 from ecrm.checkpoint.checksums import check_share
 from ecrm.checkpoint.exported_model import exported_model
 from ecrm.checkpoint.model_file import ModelFile, as_array
 from ecrm.checkpoint.saved_model import open_model, read_model
-from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.placement import initial_values
 from ecrm.placement.initial_values import FileValues, Values
 from ecrm.placement.tables import Table, row_spaces

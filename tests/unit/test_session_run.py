@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from ecrm.base.errors import UsageError
 from ecrm.base.wording import MOST_SHOWN
 from ecrm.checkpoint.compatibility import check_identity, check_steps, same_bits
 from ecrm.checkpoint.exported_model import exported_model
 from ecrm.config import load_config
 from ecrm.config.script import Script
 from ecrm.engine.step_log import StepLog
-from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import packed
 from ecrm.placement.initial_values import Values

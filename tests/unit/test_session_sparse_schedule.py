@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.tables.sparse_schedule import rates_of
 
 MAKES = {

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.model.nested_state import read
 from ecrm.session.data import feed_of
 from ecrm.session.feed import Feed

@@ -19,7 +19,7 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import ecrm.tables.first_values as first_values_module
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import row_spaces

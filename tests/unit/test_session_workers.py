@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from torchrec import KeyedJaggedTensor
 
 from ecrm.base.allocate import lazy_zeros
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.model.determinism import aligned
 from ecrm.session.data import Indexed, feed_of
 from ecrm.session.parcel import packed_into_memory, unpacked_from_memory

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.kernels.records import RecordLog
 from ecrm.kernels.sparse_update import OPTIMIZERS
 from ecrm.placement.sparse_optimizer import NAMES, SparseOptimizer

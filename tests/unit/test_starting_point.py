@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.base.errors import UsageError
 from ecrm.checkpoint.compatibility import identity
 from ecrm.checkpoint.exported_model import exported_model
 from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
 from ecrm.checkpoint.manifest import Manifest
 from ecrm.checkpoint.mapped_folder import make_folder
 from ecrm.config import load_config
-from ecrm.errors import UsageError
 from ecrm.run.plan import Start, find_starting_point, kept_by
 from support.advice import dataset
 

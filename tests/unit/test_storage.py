@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer

@@ -23,7 +23,7 @@ from torchrec import (
 )
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 from ecrm.session.session import Session
 
 TABLE = "bags.embedding_bags.user.weight"

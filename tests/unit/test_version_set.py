@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ecrm.base import version_set
+from ecrm.base.errors import UsageError
 from ecrm.base.version_set import name_of
 from ecrm.checkpoint import compatibility
 from ecrm.checkpoint.compatibility import VERSIONS, check_versions, identity, versions_changed
@@ -15,7 +16,6 @@ from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
 from ecrm.checkpoint.manifest import Manifest
 from ecrm.checkpoint.mapped_folder import make_folder
 from ecrm.config import load_config
-from ecrm.errors import UsageError
 from ecrm.run.auto_resume import about, check_same
 from ecrm.run.plan import find_starting_point
 from support.advice import dataset

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 try:
     import pyarrow

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ecrm.base.errors import DataError
 from ecrm.data.columns.schema import Column, Schema
 from ecrm.data.malformed import Malformed
-from ecrm.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ecrm.base.errors import DataError
 from ecrm.data.columns import values
 from ecrm.data.columns.arrow import pyarrow
 from ecrm.data.columns.block import Block, mistyped
@@ -18,7 +19,6 @@ from ecrm.data.columns.schema import Column, Schema
 from ecrm.data.columns.text_hash import hashed_rows, text_hashes
 from ecrm.data.columns.values import WrongType
 from ecrm.data.malformed import Malformed
-from ecrm.errors import DataError
 
 _LARGEST = float(np.finfo(np.float32).max)
 

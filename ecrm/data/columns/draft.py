@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ecrm.base.errors import DataError
 from ecrm.base.wording import counted
 from ecrm.data.columns import values
 from ecrm.data.columns.arrow import pyarrow
@@ -17,7 +18,6 @@ from ecrm.data.columns.files import arrow_errors, format_of, open_batches
 from ecrm.data.columns.schema import Column, Schema
 from ecrm.data.columns.text_lines import header_of, text_pieces
 from ecrm.data.malformed import Malformed
-from ecrm.errors import DataError
 
 LOOKED_AT = 100_000
 """Rows of a file that a draft looks at."""

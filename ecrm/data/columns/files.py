@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ecrm.base.errors import DataError
 from ecrm.data.columns.arrow import pyarrow
 from ecrm.data.columns.block import Block, Piece, ReadBlock, check_names
 from ecrm.data.columns.schema import Schema
 from ecrm.data.columns.text_lines import text_pieces
 from ecrm.data.text_file import check_input
-from ecrm.errors import DataError
 
 BLOCK_ROWS = 1 << 15
 _STREAM = b"\xff\xff\xff\xff"

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import DataError, EcrmError, UsageError
 from ecrm.data import dataset_info
 from ecrm.data.columns.schema import Column, Schema, parse_schema
-from ecrm.errors import DataError, EcrmError, UsageError
 
 NAME = dataset_info.NAME
 FORMAT = "ecrm-table"

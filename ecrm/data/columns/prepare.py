@@ -17,6 +17,7 @@ from typing import Any
 
 from ecrm.base.atomic_files import staged_directory
 from ecrm.base.console import Progress
+from ecrm.base.errors import DataError, UsageError
 from ecrm.data import dataset_info
 from ecrm.data.columns import manifest as info
 from ecrm.data.columns.arrow import pyarrow
@@ -29,7 +30,6 @@ from ecrm.data.copying import copy_rows
 from ecrm.data.malformed import Skipped, check_share
 from ecrm.data.output import check_replaceable, write_synced
 from ecrm.data.text_file import check_input
-from ecrm.errors import DataError, UsageError
 
 _AHEAD = 2
 """Pieces read ahead of the threads at work."""

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ecrm.errors import UsageError
+from ecrm.base.errors import UsageError
 
 LARGEST_TABLE = 2**31 - 1
 

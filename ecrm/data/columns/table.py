@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ecrm.base.errors import DataError, UsageError
 from ecrm.base.opened_file import OpenedFile
 from ecrm.base.paths import typed_path
 from ecrm.data.columns import manifest as info
-from ecrm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from torchrec.datasets.utils import Batch

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ecrm.base.errors import DataError
 from ecrm.data.columns.arrow import pyarrow
 from ecrm.data.columns.block import Block, check_names
 from ecrm.data.columns.schema import Column, Schema
 from ecrm.data.malformed import Malformed
 from ecrm.data.text_file import CountedFile, decoded
-from ecrm.errors import DataError
 
 BLOCK_BYTES = 4 << 20
 LONGEST_LINE = 16 << 20

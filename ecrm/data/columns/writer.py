@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ecrm.base.errors import DataError
 from ecrm.data.columns import manifest as info
 from ecrm.data.columns.convert import Converted, Ids
 from ecrm.data.columns.schema import Column, Schema
 from ecrm.data.output import write_synced
-from ecrm.errors import DataError
 
 
 class _File:

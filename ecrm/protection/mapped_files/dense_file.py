@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.errors import DataError
+from ecrm.base.errors import DataError
 from ecrm.protection.mapped_files.file_access import open_file, read_at, write_at
 from ecrm.protection.mapped_files.words import Words
 

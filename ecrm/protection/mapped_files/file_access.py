@@ -10,7 +10,7 @@ import struct
 from io import FileIO
 from pathlib import Path
 
-from ecrm.errors import DataError
+from ecrm.base.errors import DataError
 
 SHARD_WORDS = ("committed", "prepared", "base0", "length0", "base1", "length1", "bytes")
 """Names of the words of a shard's file, in their order."""

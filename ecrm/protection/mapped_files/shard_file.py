@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.errors import DataError
+from ecrm.base.errors import DataError
 from ecrm.protection.mapped_files.file_access import SHARD_WORDS, open_file, read_at, sync, write_at
 from ecrm.protection.mapped_files.words import Words
 from ecrm.storage.base import Store

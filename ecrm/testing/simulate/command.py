@@ -9,9 +9,9 @@ import re
 import sys
 
 from ecrm.base.console import Progress
+from ecrm.base.errors import UsageError
 from ecrm.base.requirements import TORCHREC
 from ecrm.base.wording import counted
-from ecrm.errors import UsageError
 from ecrm.testing.simulate.seed_range import judged, run_range
 
 PLAIN_SECONDS = 30.0

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ecrm.base.errors import Unrecoverable
 from ecrm.engine.engine import Engine
-from ecrm.errors import Unrecoverable
 from ecrm.placement.view import View
 from ecrm.testing.simulate.promise import Circle, Violation, lost_shards
 

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ecrm.base.console import Progress
-from ecrm.errors import EcrmError
+from ecrm.base.errors import EcrmError
 
 if TYPE_CHECKING:
     from ecrm.testing.simulate.simulation import Verdict

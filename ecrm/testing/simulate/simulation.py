@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ecrm.base.errors import Unrecoverable, UsageError
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.slot_faults import ON_ALL
-from ecrm.errors import Unrecoverable, UsageError
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepared_torch
 from ecrm.testing.simulate.checkers import Checkers

@@ -82,8 +82,8 @@ if arguments[0] == "launch":
 elif how == "bad disk":
     if os.environ["OMPI_COMM_WORLD_RANK"] == "4":  # a trainer
         os.environ["ECRM_TEST_HOW"] = how  # a rank with a variable of its own is forked apart
+        from ecrm.base.errors import DataError
         from ecrm.data.dataset import CriteoDataset
-        from ecrm.errors import DataError
 
         read = CriteoDataset._read
 
