@@ -286,9 +286,9 @@ def test_a_config_ends_with_the_model_of_the_cpu(
     faults = [PhaseFault(3, 2, "backward"), PhaseFault(5, 3, "forward")]
     with waits_for_gpu() as waits:
         with_gpu = train(tmp_path / "gpu", criteo_rows, *SHORT, *on_gpu, faults=faults)
-    in_steps = {"module_replica contribution", "slot_work log", "dlrm train", "staged _wait"}
+    in_steps = {"module_replica contribution", "slot_work log", "train train", "staged _wait"}
     in_steps |= {"undo _settle", "digests entry_digests"}
-    between = {"dlrm evaluate", "evaluation gather", "summary flat_state", "device there"}
+    between = {"train evaluate", "evaluation gather", "summary flat_state", "device there"}
     between |= {"nested_state _off_device", "nested_state packed", "nested_state same_bits"}
     between |= {"write _windows", "base read_to_host", "erasure _verify_periods"}
     assert {place for place in waits if "kernel" not in place} - between <= in_steps
