@@ -48,8 +48,8 @@ def _run(args: argparse.Namespace) -> int:
     if is_script(args.config):
         raise UsageError(
             f"{args.config}: the tables of a script are known only as the script runs",
-            otherwise="type a CONFIG with as many rows: ecrm plan quickstart --set data.path=DIR "
-            "--set model.embedding_dim=N --set model.max_rows_per_table=N",
+            otherwise="name a config, and data of as many rows: "
+            "ecrm plan quickstart --set data.path=DIR",
         )
     servers = _number("--servers", args.servers)
     if servers != int(servers):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ecrm.config import faults
 from ecrm.run.events import EVENTS, TYPES, check_event
 from support.paths import ROOT
 
@@ -51,7 +52,7 @@ def emitted() -> Iterator[tuple[str, str, set[str], bool]]:
                 if isinstance(value, ast.Constant):
                     kind = value.value
                 elif isinstance(value, ast.Name):
-                    kind = names[value.id]
+                    kind = names.get(value.id) or getattr(faults, value.id)
                 else:
                     continue
                 yield (

@@ -25,6 +25,7 @@ from ecrm.model.nested_state import packed
 
 ROWS, DIM = 3000, 16
 IDENTITY = {
+    "model.architecture": "dlrm",
     "model.bottom_mlp": [8, DIM],
     "model.top_mlp": [8, 1],
     "model.embedding_dim": DIM,
