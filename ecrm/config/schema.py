@@ -200,7 +200,7 @@ class TrainConfig:
     other_versions: bool = key(
         False,
         "Go on with --resume from a run with other versions of packages, or from another kind of "
-        "CPU. The run then comes to other bits than without the change.",
+        "CPU, and train on hosts that differ in these. Equal bits are then not promised.",
     )
     log_every_steps: int = key(
         50, "Steps between progress lines. 0 means only at the end.", minimum=0

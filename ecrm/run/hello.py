@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ecrm.base.errors import UsageError
+from ecrm.base.version_set import differing, version_set
 from ecrm.config.schema import Config
 from ecrm.model.nested_state import leaves
 from ecrm.process.linux import memory_bytes
@@ -28,19 +29,20 @@ class Inputs:
     """The inputs of a rank that must be the same on all ranks.
 
     `given`: config, script and data by digest. `trained_on`: the device and the torch that decide
-    bits, in words. `model`: a result of `TrainedModule.about`. `weights`: digests of tensors by
-    name.
+    bits, in words. `versions`: the set of versions, empty if `train.other_versions` allows others.
+    `model`: a result of `TrainedModule.about`. `weights`: digests of tensors by name.
     """
 
     given: Given
     trained_on: str
+    versions: Mapping[str, str]
     model: Mapping[str, Any]
     weights: Mapping[str, str]
 
     @property
     def digest(self) -> str:
         """SHA-256 of all inputs, without the name of the host."""
-        parts = [self.given.digests, self.trained_on, self.model, self.weights]
+        parts = [self.given.digests, self.trained_on, self.versions, self.model, self.weights]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -69,6 +71,11 @@ class Hello:
         """The name of the rank's host."""
         name: str = self.process["host"]
         return name
+
+
+def needed_versions(config: Config) -> Mapping[str, str]:
+    """The set of versions that all ranks need; empty if `train.other_versions` allows others."""
+    return {} if config.train.other_versions else version_set()
 
 
 Hellos = Mapping[int, Hello]
@@ -118,7 +125,7 @@ def check_inputs(transport: Transport, hellos: Hellos, mine: Inputs, alike: Alik
 
 def _inputs(said: Mapping[str, Any]) -> Inputs:
     given = Given(**said["given"])
-    return Inputs(given, said["trained_on"], said["model"], said["weights"])
+    return Inputs(**{**said, "given": given})
 
 
 def judge_inputs(of_ranks: Mapping[int, Inputs], alike: Alike) -> None:
@@ -126,6 +133,7 @@ def judge_inputs(of_ranks: Mapping[int, Inputs], alike: Alike) -> None:
     if problem := unlike({rank: each.given for rank, each in of_ranks.items()}, alike):
         raise UsageError(problem).on_all_ranks(min(of_ranks))
     check_trained_on({rank: each.trained_on for rank, each in of_ranks.items()})
+    check_version_sets({rank: each.versions for rank, each in of_ranks.items()})
     check_models({rank: each.model for rank, each in of_ranks.items()})
     check_weights({rank: each.weights for rank, each in of_ranks.items()})
 
@@ -142,6 +150,22 @@ def check_trained_on(of_ranks: Mapping[int, str]) -> None:
                 f"rank {first} trains the model on {of_ranks[first]}, rank {rank} on "
                 f"{of_ranks[rank]}, which come to other bits",
                 otherwise="give all ranks the same model of GPU and the same torch",
+            ).on_all_ranks(first)
+
+
+def check_version_sets(of_ranks: Mapping[int, Mapping[str, str]]) -> None:
+    """Raise UsageError unless all ranks have the same set of versions.
+
+    `of_ranks` are sets of versions by rank, as of `version_set`.
+    """
+    first, *others = sorted(of_ranks)
+    for rank in others:
+        if changed := differing(of_ranks[first], of_ranks[rank]):
+            raise UsageError(
+                f"rank {rank} has other versions than rank {first}: {changed}: "
+                "bits are equal within one set",
+                {"train.other_versions": True},
+                otherwise="install the same versions on all hosts",
             ).on_all_ranks(first)
 
 

@@ -37,7 +37,7 @@ from ecrm.run.consistency import given_of
 from ecrm.run.ending import Ending, Record
 from ecrm.run.finite import REMEDY as OF_CONFIGS
 from ecrm.run.gather import gather, on_all, share_at_start
-from ecrm.run.hello import Hello, Inputs, check_inputs, hello_of
+from ecrm.run.hello import Hello, Inputs, check_inputs, hello_of, needed_versions
 from ecrm.run.inputs import OF_CONFIG, OF_SCRIPT, check_started, data_of
 from ecrm.run.keep import checkpoints_of, inherit_best
 from ecrm.run.loaded_files import with_digests
@@ -204,7 +204,8 @@ class _Start:
             others, steps = {"script": script}, wanted.steps
         given = given_of(host_name(), config, steps, **others)
         about = json.loads(json.dumps(self.module.about()))
-        self.inputs = Inputs(given, trained_on(config), about, self.module.weights)
+        versions = needed_versions(config)
+        self.inputs = Inputs(given, trained_on(config), versions, about, self.module.weights)
         shown_gpu(config)  # before any rank counts
         reads = any(isinstance(table.initial, FileValues) for table in wanted.tables)
         return hello_of(self._rank.transport, config, self.inputs, reads, self._offset)

@@ -33,6 +33,7 @@ from ecrm.process.device import use_device
 from ecrm.protection.registry import make_protection
 from ecrm.run.claim import check_shared
 from ecrm.run.connect import start_view
+from ecrm.run.hello import check_version_sets, needed_versions
 from ecrm.run.inputs import use_instruction_set
 from ecrm.run.memory_check import judge_gpus, judged
 from ecrm.run.plan import find_starting_point, kept_by, plan
@@ -187,6 +188,8 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
         patched.setattr(compatibility.version_set, "version_set", lambda: {**here(), "torch": "9"})
         check_advice(partial(accepts, config="tiny", resume=run), data)
 
+    check_advice(_has_the_versions_of_others, data)
+
     for overrides in (
         ["model.max_rows_per_table=20"],
         ["model.top_mlp=[8,1]"],
@@ -260,6 +263,11 @@ def _drills(words: dict[str, object], overrides: Sequence[str]) -> None:
     config = load_config("tiny", overrides)
     options = {"kills": (), "mtbf": None, "count": None, "seed": None, "hosts": (), **words}
     check_survivable(config, parse_disturbance(*options.values()), plan(config))
+
+
+def _has_the_versions_of_others(overrides: Sequence[str]) -> None:
+    mine = needed_versions(load_config("tiny", overrides))
+    check_version_sets({0: mine, 1: {**mine, "torch": "9"} if mine else mine})
 
 
 def _is_placed_on_two_hosts(overrides: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from ecrm.device import imitation
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.device import card_of, device_of, gpu_memory, trained_on, use_device
 from ecrm.run.announce import start_in_words
-from ecrm.run.hello import check_trained_on
+from ecrm.run.hello import check_trained_on, check_version_sets, needed_versions
 
 
 def config(*sets):
@@ -60,6 +60,16 @@ def test_ranks_that_would_come_to_other_bits_are_named():
     with pytest.raises(UsageError, match=re.escape(said)) as refused:
         check_trained_on({0: "a card with torch 2", 3: "a card with torch 3"})
     assert refused.value.speaker == 0 and "\n" not in str(refused.value)
+
+
+def test_ranks_with_other_versions_are_named_unless_other_versions_are_allowed():
+    here = needed_versions(config())
+    check_version_sets({0: here, 1: here})
+    said = f"rank 3 has other versions than rank 0: torch {here['torch']} -> 9: "
+    with pytest.raises(UsageError, match=re.escape(said)) as refused:
+        check_version_sets({0: here, 3: {**here, "torch": "9"}})
+    assert refused.value.speaker == 0 and "train.other_versions=true" in str(refused.value)
+    assert needed_versions(config("train.other_versions=true")) == {}
 
 
 def test_torch_is_set_before_it_uses_the_gpu(monkeypatch):

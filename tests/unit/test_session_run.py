@@ -249,7 +249,7 @@ def test_ranks_that_have_built_other_models_are_told_what_differs_first(told):
         usual = with_tables(trained(), filled(1)) if with_items else trained()
         model = OTHERS[told]() if transport.rank == 2 else usual
         about = json.loads(json.dumps(model.about()))
-        mine = Inputs(given_of("here", config, 10, script="x"), "the CPU", about, {})
+        mine = Inputs(given_of("here", config, 10, script="x"), "the CPU", {}, about, {})
         said = gather(transport, lambda: hello_of(transport, config, mine, False, -1))
         hellos = {rank: Hello(**facts) for rank, facts in said.items()}
         check_inputs(transport, hellos, mine, OF_SCRIPT)
