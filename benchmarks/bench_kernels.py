@@ -26,9 +26,11 @@ decode makes one unit from k = 4 others. Compared with
   isa-l             `ec_encode_data` on the same bytes; the kernel also allocates what it returns.
 
 gather_records reads rows and row-wise Adagrad's state, others at every call. scatter_add sums
-gradients of skewed rows. divide divides a slot's gradients and tests them. Compared with
+gradients of skewed rows. divide divides a slot's gradients and tests them. row_digest adds up
+hashes of rows. Compared with
   torch             index_select of both and their concatenation; index_add_; div_, sum and the test
                     of the sum.
+  sha256            hashlib on the same bytes.
 
 pieces packs the rows of a slot for a thousand ranks, and places them again. Compared with
   torch             index_select and index_copy_, a call for each rank.
@@ -77,6 +79,7 @@ from ecrm.process.memory import keep_freed_memory
 from lib.kernel_case import Batches, Case, Contender, load_isa_l, zeros
 from lib.kernel_rows import (
     decode_case,
+    digest_case,
     divide_case,
     gather_case,
     logged_case,
@@ -498,6 +501,7 @@ def main(arguments: list[str] | None = None) -> None:
     cases.append(decode_case(max(options.rows // 64, 1), 4 * options.dimension))
     cases.append(scatter_add_case(options.rows // 32, options.dimension, options.rows // 16))
     cases.append(divide_case(options.rows // 32, options.dimension))
+    cases.append(digest_case(options.rows // 32, options.dimension))
     for batch, dimension in ((32, 16),) if options.smoke else ((1024, 64), (2048, 128)):
         cases += interaction_cases(batch, dimension)
     cases += messages_cases(*((20, 500) if options.smoke else (1000, 20_000)))

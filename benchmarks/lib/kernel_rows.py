@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch
 from ecrm.kernels.decode import decode
 from ecrm.kernels.divide import divide
 from ecrm.kernels.records import RecordLog, gather_records, merge_records
+from ecrm.kernels.row_digest import row_digest
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import sparse_update
 from ecrm.protection.coding.code import ReedSolomon
@@ -191,6 +193,25 @@ def scatter_add_case(rows: int, dimension: int, added: int) -> Case:
         Contender("torch", theirs, counted, empty[1]),
     ]
     return Case(f"scatter_add to {rows} rows", added, width, contenders, lambda: sums[0])
+
+
+def digest_case(rows: int, dimension: int) -> Case:
+    """The digest of a table's rows, beside SHA-256 of the same bytes."""
+    generator = torch.Generator().manual_seed(9)
+    values = zeros(rows, dimension).normal_(generator=generator)
+    numbers = torch.arange(rows)
+
+    def ours() -> None:
+        row_digest(values, numbers, backend="cpu")
+
+    def theirs() -> None:
+        hashlib.sha256(values.numpy().data)
+
+    contenders = [
+        Contender("row_digest", ours, values.nbytes),
+        Contender("sha256", theirs, values.nbytes),
+    ]
+    return Case("digest of rows", rows, 4 * dimension, contenders, lambda: values)
 
 
 def divide_case(rows: int, dimension: int) -> Case:

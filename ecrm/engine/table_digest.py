@@ -1,4 +1,4 @@
-"""SHA-256 of the tables, rows gathered in row order to one rank a chunk at a time."""
+"""Digests of the tables: sums of hashes by every rank, and SHA-256 of all rows by one rank."""
 
 from __future__ import annotations
 
@@ -8,11 +8,59 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ecrm.device.copies import on_host
 from ecrm.engine.engine import Engine
+from ecrm.kernels.row_digest import LANES, row_digest
+from ecrm.placement.tables import RowSpace
 from ecrm.storage.base import Store
-from ecrm.transport.message import Part, in_groups
+from ecrm.transport.message import Part, in_groups, tensors
 
 CHUNK_ROWS = 65_536
+PARTS = (Store.lookup, Store.lookup_state)
+
+
+def table_sums(engine: Engine, to: int) -> dict[str, str] | None:
+    """Collective, nothing missing: {table: sums of the hashes of rows and of optimizer state}.
+
+    Every rank adds up the rows of its shards, and 64 bytes a table travel. The sums do not depend
+    on the layout. A table's sums are 128 hexadecimal digits. Rank `to` gets the digests, the
+    remaining ranks `None`. Raises as `table_digests` does.
+    """
+    names = [table.name for space in engine.state.spaces for table in space.tables]
+    sums = torch.zeros(len(names), len(PARTS), LANES, dtype=torch.int64)
+    done = 0
+    for space, row_space in enumerate(engine.state.spaces):
+        of_space = sums[done : done + len(row_space.tables)]
+        done += len(row_space.tables)
+        of_shard = engine.state.layouts[space].data_rows_per_shard
+        for first in range(0, of_shard, CHUNK_ROWS):
+            engine.check_stop()
+            local = torch.arange(first, min(first + CHUNK_ROWS, of_shard))
+            for (shard, this), hosted in engine.state.hosted.items():
+                if this == space:
+                    rows = engine.state.layouts[space].rows_of(shard, local)
+                    _add(of_space, row_space, hosted.store, local, rows)
+    received = engine.state.transport.exchange({to: [sums]})
+    if engine.rank != to:
+        return None
+    total = torch.stack([tensors(parts)[0].view_as(sums) for parts in received.values()]).sum(0)
+    return {name: each.numpy().tobytes().hex() for name, each in zip(names, total, strict=True)}
+
+
+def _add(sums: Tensor, space: RowSpace, store: Store, local: Tensor, rows: Tensor) -> None:
+    """Add the hashes of a shard's `local` rows to `sums`, int64 [tables, parts, LANES].
+
+    `rows` are the numbers of the rows in the space. Rows behind the last table are padding.
+    """
+    ends = torch.tensor([*space.offsets[1:], space.rows])
+    tables = torch.bucketize(rows, ends, right=True)
+    for table in tables.unique().tolist():
+        if table < len(ends):
+            mine = tables == table
+            numbers = rows[mine] - space.offsets[table]
+            for part, read in enumerate(PARTS):
+                values = on_host(read(store, local[mine]))[0]
+                sums[table, part] += row_digest(values, numbers)
 
 
 def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
@@ -26,7 +74,7 @@ def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
         for table, offset in zip(row_space.tables, row_space.offsets, strict=True):
             engine.check_stop()
             digest = hashlib.sha256()
-            for part in (Store.lookup, Store.lookup_state):
+            for part in PARTS:
                 for first in range(offset, offset + table.rows, CHUNK_ROWS):
                     rows = torch.arange(first, min(first + CHUNK_ROWS, offset + table.rows))
                     chunk = gather_rows(engine, space, rows, part, to)
@@ -53,8 +101,8 @@ def gather_rows(
     if engine.rank != to:
         return None
     chunk: Tensor | None = None
-    for tensors in received.values():
-        for (shard,), values in in_groups(tensors, 2):
+    for parts in received.values():
+        for (shard,), values in in_groups(parts, 2):
             here = (shards == shard).nonzero().squeeze(1)
             if here.numel():
                 if chunk is None:

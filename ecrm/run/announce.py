@@ -112,6 +112,7 @@ def print_result(
     if summary["scrub"] is not None:
         print(_scrubbed(summary["scrub"]))
     print(f"model_sha256 {summary['model_sha256']}")
+    print(f"model_digest {summary['model_digest']}")
     if folder.path is not None and folder.is_complete:
         print(f"results in {folder.path}")
     sys.stdout.flush()

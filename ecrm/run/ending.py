@@ -18,7 +18,7 @@ from ecrm.config.schema import Config
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StopRequested
 from ecrm.engine.memory_count import Memory
-from ecrm.engine.table_digest import table_digests
+from ecrm.engine.table_digest import table_digests, table_sums
 from ecrm.process.memory import resident_bytes
 from ecrm.protection.base import VerifyReport
 from ecrm.run.auto_resume import lives_of
@@ -183,15 +183,17 @@ class Ending:
         """Collective: the summary on the reporter, `None` elsewhere."""
         engine = self._engine
         tables = table_digests(engine, engine.view.reporter)
+        sums = table_sums(engine, engine.view.reporter)
         memory = engine.state.memory()
         self._add_resident(memory, resident)
         traffic = gather_traffic(engine.state.transport, self._record.traffic, self._written_bytes)
         if engine.rank != engine.view.reporter:
             return None
         seconds = self._training_seconds
-        assert tables is not None and seconds is not None
+        assert tables is not None and sums is not None and seconds is not None
         outcome = Outcome(
             tables,
+            sums,
             verified,
             memory,
             traffic,

@@ -300,7 +300,13 @@ SUMMARY: Mapping[str, Field] = {
     "model_sha256": Field(
         "text", "SHA-256 of all tables and dense parts: equal models, equal sums"
     ),
+    "model_digest": Field(
+        "text",
+        "SHA-256 of `table_sums` and `dense_sha256`: as `model_sha256`, and added up by all ranks; "
+        "a later version will have this digest alone",
+    ),
     "tables": Field("object", "SHA-256 of each table"),
+    "table_sums": Field("object", "sums of the hashes of each table's rows, as of `row_digest`"),
     "dense_sha256": Field("text", "SHA-256 of the dense parts and their optimizer state"),
     "steps": Field("integer", "steps trained", "steps"),
     "samples": Field("integer", "samples of these steps", "samples", optional=True),

@@ -24,11 +24,13 @@ from ecrm.protection.base import VerifyReport
 class Outcome:
     """The findings of all ranks together at the end of a run.
 
-    `tables` are the digests of the tables by name. `training_seconds` is the time of all steps of
-    this start of the run; `step_seconds` are quantiles of the time of one step.
+    `tables` are SHA-256, and `sums` the sums of hashes, of the tables by name. `training_seconds`
+    is the time of all steps of this start of the run; `step_seconds` are quantiles of the time of
+    one step.
     """
 
     tables: dict[str, str]
+    sums: dict[str, str]
     verified: VerifyReport | None
     memory: Memory
     traffic: list[dict[str, Any]]
@@ -69,7 +71,7 @@ def summary_json(
         "steps": engine.step,
         "training_seconds": outcome.training_seconds,
         **own,
-        **_digests(dense, outcome.tables),
+        **_digests(dense, outcome),
         "step_seconds": outcome.step_seconds,
         "memory_bytes": outcome.memory.total,
         "memory_bytes_per_rank": outcome.memory.per_rank,
@@ -98,16 +100,19 @@ def summary_json(
     }
 
 
-def _digests(tensors: Sequence[Tensor], tables: dict[str, str]) -> dict[str, Any]:
-    """SHA-256 of each table, of dense parameters with optimizer state, and of all digests."""
+def _digests(tensors: Sequence[Tensor], found: Outcome) -> dict[str, Any]:
+    """The digests of each table, of dense parameters with optimizer state, and of the model."""
     dense = hashlib.sha256()
     for tensor in tensors:
         dense.update(tensor.contiguous().numpy().data)
-    model = hashlib.sha256("".join((*tables.values(), dense.hexdigest())).encode())
+    model = hashlib.sha256("".join((*found.tables.values(), dense.hexdigest())).encode())
+    sums = hashlib.sha256("".join((*found.sums.values(), dense.hexdigest())).encode())
     return {
-        "tables": tables,
+        "tables": found.tables,
+        "table_sums": found.sums,
         "dense_sha256": dense.hexdigest(),
         "model_sha256": model.hexdigest(),
+        "model_digest": sums.hexdigest(),
     }
 
 

@@ -11,13 +11,15 @@ import torch
 from ecrm.base.errors import NotFinite, UsageError
 from ecrm.config import load_config
 from ecrm.data.metrics import auc
-from ecrm.engine.table_digest import table_digests
+from ecrm.engine.table_digest import gather_rows, table_digests, table_sums
+from ecrm.kernels.row_digest import row_digest
 from ecrm.model.determinism import prepared_torch
 from ecrm.recipes import models
 from ecrm.recipes import train as recipe
 from ecrm.run import plan as module
 from ecrm.run.lone_run import run_alone
 from ecrm.run.summary import flat_state
+from ecrm.storage.base import Store
 from ecrm.testing.simulated_transport import PhaseFault
 from support.training import train
 
@@ -25,8 +27,8 @@ TINY = ("train.steps=6", "train.eval_every_steps=4")
 TRAINER = 3
 
 
-def alone(data: Path, *sets: str) -> tuple[str, str]:
-    """Digests of the tables and of the dense part after a run without ranks."""
+def alone(data: Path, *sets: str) -> tuple[str, str, dict[str, str]]:
+    """Digests of the tables and of the dense part, and sums, after a run without ranks."""
     config = load_config("tiny", [f"data.path={data}", *TINY, *sets])
     with prepared_torch(threads=1):
         session = recipe.train(config, start=run_alone)
@@ -35,7 +37,7 @@ def alone(data: Path, *sets: str) -> tuple[str, str]:
         digest.update(tensor.contiguous().numpy().data)
     found = table_digests(session._engine, 0)
     assert len(found) == 26
-    return "".join(found.values()), digest.hexdigest()
+    return "".join(found.values()), digest.hexdigest(), table_sums(session._engine, 0)
 
 
 @pytest.mark.parametrize("arch", ["native", "torchrec"])
@@ -46,12 +48,28 @@ def alone(data: Path, *sets: str) -> tuple[str, str]:
 def test_ranks_that_die_come_to_the_bits_of_a_run_alone(tmp_path, criteo_rows, rows, dense, arch):
     sets = [f"train.sparse_optimizer={rows}", f"train.dense_optimizer={dense}"]
     sets += [f"model.dense_arch={arch}"]
-    tables, digest = alone(criteo_rows, *sets)
+    tables, digest, sums = alone(criteo_rows, *sets)
     faults = [PhaseFault(TRAINER, 3, "backward")]
     run = train(tmp_path / "run", criteo_rows, *TINY, *sets, faults=faults)
     assert run.killed == [TRAINER]
     assert "".join(run.summary["tables"].values()) == tables
     assert run.summary["dense_sha256"] == digest
+    assert run.summary["table_sums"] == sums and len(set(sums.values())) == 26
+
+
+def test_sums_of_tables_are_sums_over_all_rows(criteo_rows):
+    config = load_config("tiny", [f"data.path={criteo_rows}", *TINY])
+    with prepared_torch(threads=1):
+        engine = recipe.train(config, start=run_alone)._engine
+    sums = table_sums(engine, 0)
+    for space, row_space in enumerate(engine.state.spaces):
+        for table, offset in zip(row_space.tables, row_space.offsets, strict=True):
+            rows = torch.arange(offset, offset + table.rows)
+            parts = [
+                row_digest(gather_rows(engine, space, rows, part, 0), rows - offset).numpy()
+                for part in (Store.lookup, Store.lookup_state)
+            ]
+            assert sums[table.name] == b"".join(part.tobytes() for part in parts).hex()
 
 
 def test_both_interactions_are_the_same_to_rounding(criteo_rows):
