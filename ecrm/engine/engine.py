@@ -20,7 +20,8 @@ redundancy, the next step's rows, and the slices of the dense sum.
 - Every live rank calls the same collective methods in the same order, from recovery to recovery. A
   rank without slots passes empty mappings.
 - The batch of a slot depends on step and slot alone, and `sparse_rate` on the step alone: a step
-  done again asks for the batch and the rate again. A changed batch ends the run.
+  done again asks for the batch and the rate again. A changed batch ends the run, if the hook
+  `changed` finds the change.
 - Row numbers in `rows[slot][space]` are unique. Only the range of row numbers is checked.
 - At least one slot has a contribution in every step.
 - Row numbers, for `lookup` or as `rows_ahead`, stay unchanged until the `apply` of the same step
@@ -75,7 +76,6 @@ from torch import Tensor
 from ecrm.base.allocate import CPU, Allocate, ReusableBuffer, ZerosOn, lazy_zeros
 from ecrm.base.errors import ChangedDataError, ReplicasDiffer
 from ecrm.device.pinned import rows_to_send
-from ecrm.engine.asked_before import AskedBefore
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopRequested
 from ecrm.engine.in_flight import StepInFlight
@@ -158,8 +158,6 @@ class Engine:
         self._gradients: dict[tuple[int, int], ReusableBuffer] = {}
         self._last_finished = clock()
         self._replica_check = ReplicaCheck(clock)
-        self.asked = AskedBefore()
-        """Digests of the rows asked of this rank; the maker of batches may note batches too."""
         self._over_at = -1
 
     @property
@@ -277,7 +275,7 @@ class Engine:
         # a shard made whole by the round answers for itself in the same step
         if self.view.rebuilding and stand_in is not None and restores:
             self._repair({}, budget)
-        marks = self.asked.marks(self.step) if restores else {}
+        marks = state.hooks.marks(self.step) if restores else {}
         lookup = Lookup.of(state.lookup_context(budget), rows, computed=computed, marks=marks)
         requests = self._transport.exchange(lookup.requests())
         if restores:
@@ -290,7 +288,7 @@ class Engine:
 
     def _check_asked(self, step: int, requests: Mapping[int, Sequence[Received]]) -> None:
         """End the run on all ranks if a slot asks for different rows than before a failure."""
-        if problem := self.asked.problem(step, requests, self.state.layouts):
+        if problem := self.state.hooks.changed(step, requests):
             self.recovery.refuse(problem, ChangedDataError)
 
     @property
@@ -386,7 +384,6 @@ class Engine:
                 self.enter("scrub")
                 state.scrub.check(self.view)
             state.step += 1
-            self.asked.forget(self.committed)
             flight.updating = flight.changed = False
             # without a commit no agreement is due: a failure takes back all steps of the interval
             if committing:
@@ -423,10 +420,8 @@ class Engine:
         # before any message: no shard is ever asked for a row that does not exist
         self._check(rows_ahead, self.step + 1)
         self._check(rows_soon or {}, self.step + 2)
-        context, marks = (
-            self.state.lookup_context(self._rebuild_rows),
-            self.asked.marks(self.step + 1),
-        )
+        context = self.state.lookup_context(self._rebuild_rows)
+        marks = self.state.hooks.marks(self.step + 1)
         return Lookup.of(context, rows_ahead, rows_soon, marks=marks)
 
     def _exchange_results(self, lookup: Lookup, results: Outgoing, skips: bool) -> StepResults:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ecrm.engine.slot_faults import Place
+from ecrm.transport.message import Received
 
 
 class StepAborted(Exception):
@@ -41,6 +42,16 @@ def _never() -> bool:
     return False
 
 
+def _no_marks(step: int) -> Mapping[int, int]:
+    """Default for a question, for batches without digests."""
+    return {}
+
+
+def _unchanged(step: int, requests: Mapping[int, Sequence[Received]]) -> str:
+    """Default for a question, for requests never compared."""
+    return ""
+
+
 def _nowhere(rank: int) -> tuple[Place, ...]:
     """Default for a question, for slots without user code."""
     return ()
@@ -57,6 +68,9 @@ class Hooks:
     - `troubled(step, {slot: trouble})`: troubles told by slots in a step, the same on all ranks.
       May raise an EcrmError to end the run on all ranks.
     - `skipped(step, {slot: trouble})`: the same, for a step skipped because of the troubles.
+    - `marks(step)`: digests of this rank's batches for a step, by slot; sent with the requests.
+    - `changed(step, requests)`: the first difference of `requests`, by rank, from earlier requests
+      for the same step, in words; "" for no difference. Ends the run on all ranks.
     - `asks()`: whether this rank wants all ranks to stop. Asked again and again, on any rank.
     - `whereabouts(rank)`: places of user code on a dead rank at the death; `None` if unknown to
       this rank.
@@ -68,5 +82,7 @@ class Hooks:
     recovered: Callable[[], None] = _ignore
     troubled: Callable[[int, Mapping[int, str]], None] = _ignore
     skipped: Callable[[int, Mapping[int, str]], None] = _ignore
+    marks: Callable[[int], Mapping[int, int]] = _no_marks
+    changed: Callable[[int, Mapping[int, Sequence[Received]]], str] = _unchanged
     asks: Callable[[], bool] = _never
     whereabouts: Callable[[int], tuple[Place, ...] | None] = _nowhere

@@ -31,6 +31,7 @@ from ecrm.model.unseen_state import (
 from ecrm.run.finite import NO_SCALE
 from ecrm.run.step_loop import SlotResult, SlotStep
 from ecrm.run.user_frames import whole_numbers
+from ecrm.session.asked_before import AskedBefore
 from ecrm.session.batch_digest import batch_digest
 from ecrm.session.body_watch import BodyWatch, Modes
 from ecrm.session.determinism_check import check_same
@@ -38,6 +39,7 @@ from ecrm.session.feed import Drawn, Feed
 from ecrm.session.streams import ENDED
 from ecrm.tables.batch_rows import BatchRows
 from ecrm.tables.row_source import FetchedRows, RowSource
+from ecrm.transport.message import Received
 
 MOST_TOLD = 3
 """The number of warnings on every rank, such as of slots without a gradient."""
@@ -79,6 +81,9 @@ class SessionBatches:
     ) -> None:
         self._feed, self._rows_of, self._engine = feed, rows_of, engine
         self._seed, self._doing = seed, doing
+        self._asked = AskedBefore()
+        hooks = engine.state.hooks
+        hooks.marks, hooks.changed = self._asked.marks, self._changed
         self._ahead: dict[tuple[int, int], SessionBatch] = {}
         self._after: dict[tuple[int, int], bytes] = {}
 
@@ -158,9 +163,14 @@ class SessionBatches:
         made = self._made(drawn, step, slot)
         self._doing("")
         new = not made.over and not compared
-        if new and (problem := engine.asked.drew(step, slot, made.digest)):
+        if new and (problem := self._asked.drew(step, slot, made.digest)):
             engine.recovery.refuse(problem, ChangedDataError)
         return made
+
+    def _changed(self, step: int, requests: Mapping[int, Sequence[Received]]) -> str:
+        """The first change of requests for a step done again, in words; "" for no change."""
+        self._asked.forget(self._engine.committed)
+        return self._asked.problem(step, requests, self._engine.state.layouts)
 
     def _made(self, drawn: Drawn, step: int, slot: int) -> SessionBatch:
         if drawn.over:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ecrm.base.errors import ChangedDataError
-from ecrm.engine.asked_before import AskedBefore
 from ecrm.protection.routing import MARK, ROWS
 from ecrm.run.started import Wanted
+from ecrm.session.asked_before import AskedBefore
 from ecrm.session.batch_digest import batch_digest
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
