@@ -34,7 +34,7 @@ redundancy, the next step's rows, and the slices of the dense sum.
 - Before the first step: `recovery.resume`, to go on from the durable tier.
 - Per step: `lookup` with `apply_follows`, the passes of the slots, `apply`. After an `apply` with
   `rows_ahead` the next `lookup` asks for exactly the rows in `rows_ahead`, and an `apply` follows.
-- Between two steps, in any number: `check_stop`, `commit`, `seal`, and, if the last `apply` had no
+- Between two steps, in any number: `check_stop`, `commit`, and, if the last `apply` had no
   `rows_ahead`, `lookup` without `apply_follows`. `end_here` ends training before the next step.
 - Between two steps, at a commit: `rebuild_all`, dropping rows that came ahead. Then, with nothing
   rebuilding, `scrub_all` and `verify_parity`: a correction would not reach rows that came ahead.
@@ -53,7 +53,7 @@ With `recovery.stopping` true after an `apply`, the step is committed and all ra
   Finished rounds of `rebuild_all` are committed, and `recovery.stopping` stays true.
 - `StrayRow`, `ChangedDataError`, `ReplicasDiffer`, and `ScriptFailed` with a `speaker`: every live
   rank raises the same error. The step in flight is not undone, and the run ends.
-- `ScriptFailed` without a `speaker`, from `Recovery.leave`: this rank ends. The survivors recover.
+- `ScriptFailed` without a `speaker`: this rank is to leave, by the inquest. The survivors recover.
 - `Unrecoverable`, or an error of the durable tier: all survivors raise the error, the rows may be
   of no commit, and the run ends. `LostTouch` may come on some ranks only, if no call gets through.
 - `UsageError` for `sparse_rate`: every rank raises the error in `apply`, before any message. The
@@ -515,17 +515,6 @@ class Engine:
             entries = None if dense is None else dense.entries
             if problem := compare_replicas(self._transport, entries, self.step):
                 self.recovery.refuse(problem, ReplicasDiffer)
-
-    def seal(self) -> None:
-        """Collective, between steps: agree on the arrival of all ranks, and add 1 to `state.seals`.
-
-        Raises StepAborted after a failure. The recovery tells every rank of the newest seal, so no
-        rank repeats the work before a seal known to a survivor.
-        """
-        with self.recovery.recovering():
-            if not self._transport.agree(True):
-                raise PeerFailure("a rank died")
-            self.state.seals += 1
 
     def _protect(
         self, ahead: ShardRequests | None = None, attached: Outgoing | None = None

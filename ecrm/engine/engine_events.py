@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ecrm.engine.failures import Failure
-from ecrm.engine.slot_faults import Fault
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View
@@ -41,11 +40,6 @@ def failure_event(
         "failures_left": left,
         "failures_left_when_rebuilt": left_when_rebuilt,
     }
-
-
-def slot_failed_event(rank: int, fault: Fault) -> dict[str, object]:
-    """A rank died with user code at work on a slot, or left after failed user code."""
-    return {"event": "slot_failed", **fault.to_dict(rank)}
 
 
 def interrupted_event(

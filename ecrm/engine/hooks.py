@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ecrm.engine.slot_faults import Place
+from ecrm.engine.inquest import Inquest
 from ecrm.transport.message import Received
 
 
@@ -52,11 +52,6 @@ def _unchanged(step: int, requests: Mapping[int, Sequence[Received]]) -> str:
     return ""
 
 
-def _nowhere(rank: int) -> tuple[Place, ...]:
-    """Default for a question, for slots without user code."""
-    return ()
-
-
 @dataclass
 class Hooks:
     """Reports of the engine to the outside, and questions asked by the engine.
@@ -72,8 +67,7 @@ class Hooks:
     - `changed(step, requests)`: the first difference of `requests`, by rank, from earlier requests
       for the same step, in words; "" for no difference. Ends the run on all ranks.
     - `asks()`: whether this rank wants all ranks to stop. Asked again and again, on any rank.
-    - `whereabouts(rank)`: places of user code on a dead rank at the death; `None` if unknown to
-      this rank.
+    - `inquest`: judges the ends of ranks, in every recovery.
     """
 
     phase: Callable[[int, str], None] = _ignore
@@ -85,4 +79,4 @@ class Hooks:
     marks: Callable[[int], Mapping[int, int]] = _no_marks
     changed: Callable[[int, Mapping[int, Sequence[Received]]], str] = _unchanged
     asks: Callable[[], bool] = _never
-    whereabouts: Callable[[int], tuple[Place, ...] | None] = _nowhere
+    inquest: Inquest = field(default_factory=Inquest)

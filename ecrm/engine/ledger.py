@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ecrm.engine.slot_faults import Fault, together
 from ecrm.placement.view import View
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Received, tensors
@@ -40,8 +39,7 @@ class Ledger:
     - `futile`: as in `FailureLog`.
     - `why`, by rank: the failure seen, in words. `refusals`, by rank: class and message of the
       error to end all ranks with.
-    - `faults`, by rank: ends of ranks with slots, wishes to leave included.
-    - `seals`: number of seals known to the rank.
+    - `findings`, by rank: a text for the inquest of all ranks, carried unread.
     """
 
     commits: int
@@ -56,8 +54,7 @@ class Ledger:
     futile: int = 0
     why: Mapping[int, str] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
-    faults: Mapping[int, Fault] = field(default_factory=dict)
-    seals: int = 0
+    findings: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def why_in_words(self) -> str:
@@ -67,10 +64,10 @@ class Ledger:
     def agreed(self, transport: Transport) -> Ledger:
         """Collective: the joint ledger of all survivors.
 
-        The newest commit, view and seal; the most steps begun since the newest commit; whether any
+        The newest commit and view; the most steps begun since the newest commit; whether any
         rank asks or has lost state; all dense holders; the place noticed by most ranks with
         a failed call, of equal numbers the lowest rank's; the step replayed by all ranks from a
-        common view, or -1; all reasons, refusals and faults. The lowest `futile` is right, from a
+        common view, or -1; all reasons, refusals and findings. The lowest `futile` is right, from a
         rank with the newest commit.
         Raises PeerFailure if a rank died meanwhile: the dead rank may have told the survivors
         different things.
@@ -84,14 +81,11 @@ class Ledger:
                 *flags,
                 self.replays,
                 self.futile,
-                self.seals,
                 self.view.epoch,
             ]
         )
-        ended = {rank: fault.to_json() for rank, fault in self.faults.items()}
-        words = json.dumps(
-            [self.noticed, ended, self.why.get(mine, ""), self.refusals.get(mine, "")]
-        )
+        texts = [by_rank.get(mine, "") for by_rank in (self.why, self.refusals, self.findings)]
+        words = json.dumps([self.noticed, *texts])
         shared = transport.share([numbers, _to_bytes(words), *self.told.get(mine, ())])
         _agree(transport)  # until then, survivors may hold different ledgers
         heard = {rank: _said(parts) for rank, parts in sorted(shared.items())}
@@ -99,9 +93,9 @@ class Ledger:
         newest = self._newest_view(transport, epochs)
         said = []
         for rank, (numbers_said, reasons, told) in heard.items():
-            commits, begun, asks, state_lost, holds, replays, futile, seals, _ = numbers_said
-            noticed, ended, *texts = json.loads(reasons)
-            why, refusal = ({rank: text} if text else {} for text in texts)
+            commits, begun, asks, state_lost, holds, replays, futile, _ = numbers_said
+            noticed, *texts = json.loads(reasons)
+            why, refusal, found = ({rank: text} if text else {} for text in texts)
             said.append(
                 Ledger(
                     commits,
@@ -116,8 +110,7 @@ class Ledger:
                     futile,
                     why,
                     refusal,
-                    {int(of): Fault.from_json(fault) for of, fault in ended.items()},
-                    seals,
+                    found,
                 )
             )
         replayed = {
@@ -140,8 +133,7 @@ class Ledger:
             min(ledger.futile for ledger in said),
             {rank: why for ledger in said for rank, why in ledger.why.items()},
             {rank: refusal for ledger in said for rank, refusal in ledger.refusals.items()},
-            together((ledger.faults for ledger in said), noticed.step, noticed.phase),
-            max(ledger.seals for ledger in said),
+            {rank: text for ledger in said for rank, text in ledger.findings.items()},
         )
 
     def _newest_view(self, transport: Transport, epochs: Mapping[int, int]) -> View:

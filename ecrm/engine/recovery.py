@@ -2,7 +2,7 @@
 
 The states of a rank, STEP being any call inside `recovering`:
 
-    STEP ---- peer failure in a call; `refuse`, `leave` or `recover` called ----+
+    STEP ---- peer failure in a call; `refuse` or `recover` called -------------+
      ^                                                                          |
      |       +------------------------------------------------------------------+
      |       v
@@ -10,17 +10,17 @@ The states of a rank, STEP being any call inside `recovering`:
      |       |    \
      |       |     +-- too many shrinks in a row without a death ----------------> END
      |       v
-     |    LEDGER ----- refusal, deadly user code, calls failed in vain ----------> END
+     |    LEDGER ----- refusal, error of the inquest, calls failed in vain ------> END
      |       |
      |       v
      |    RETURN ----- rank without state, or no deltas to undo ------> ROLLBACK
      |       |
      |       v
-     |    SEE OFF ---- user code failed twice, or the rank is needed ------------> END
+     |    SEE OFF ---- another try is in vain, or the rank is needed ------------> END
      |       |    \
-     |       |     +-- the failed rank -----------------------------------------> END
+     |       |     +-- the leaving rank ----------------------------------------> END
      |       |      \
-     |       |       + the survivors, once the failed rank is gone --> SHRINK
+     |       |       + the survivors, once the rank is gone ---------> SHRINK
      |       v
      |    TAKE OVER -- more lost than the protection covers ----------> ROLLBACK
      |       |
@@ -34,7 +34,7 @@ The states of a rank, STEP being any call inside `recovering`:
      +-------+ <--------------------------------+                           v
                                                                            END
                  ROLLBACK ends the run without a durable tier, without a state
-                 to load, and with failed user code on a live rank.
+                 to load, and with a live rank that is to leave.
 
 Back in STEP, `recovering` raises StepAborted; `resume` and a direct `recover` return. `resume`
 begins in ROLLBACK, or, after a death before the first call, in SHRINK.
@@ -48,8 +48,8 @@ Any rank may die in any state:
                |                                        | LEDGER fails: SHRINK again
     LEDGER     | a shrink                               | SHRINK; ranks past the agreement follow
     RETURN     | an agreed ledger; no messages          | RETURN goes on; the next message fails
-    SEE OFF    | rows at the commit, and user code      | SHRINK, also by the death of the failed
-               | failed on a live rank                  | rank; the fault stays in the ledger
+    SEE OFF    | rows at the commit, and a live rank    | SHRINK, also by the end of the leaving
+               | that is to leave, by the inquest       | rank; the inquest keeps the finding
     TAKE OVER  | rows at the commit; no messages        | TAKE OVER goes on; the next message
                |                                        | fails, and the newest view counts
     SPREAD     | a new view                             | SHRINK; dense state received is dropped
@@ -58,7 +58,7 @@ Any rank may die in any state:
     AGREE      | dense state sent, or a rollback        | SHRINK; ranks already back in STEP
                |                                        | follow by the next call
     END        | an error on all ranks, or on the       | nothing new: the run ends, or the
-               | failed rank alone                      | survivors recover from the failed rank
+               | leaving rank alone                     | survivors recover from the leaving rank
 """
 
 from __future__ import annotations
@@ -84,14 +84,13 @@ from ecrm.engine.engine_events import (
     failure_event,
     interrupted_event,
     rolled_back_event,
-    slot_failed_event,
 )
 from ecrm.engine.failures import MOST_FUTILE, Failure
 from ecrm.engine.hooks import StepAborted
 from ecrm.engine.in_flight import StepInFlight
+from ecrm.engine.inquest import Leaving
 from ecrm.engine.ledger import Ledger, Noticed
 from ecrm.engine.rollback import Durable, Rollback
-from ecrm.engine.slot_faults import UNJUDGED, Fault, Place, deadly, raised_before, together_in
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
 from ecrm.placement.view import View
@@ -116,7 +115,6 @@ class Recovery:
     - `resumed_by_recovery`: whether `resume` needed a recovery.
     - `over_at`: the step before the end of training, by the loaded state; `ends_at`: by the wish
       of a rank. -1 for no end.
-    - `faults`: by rank, how ranks ended with user code at work.
     """
 
     def __init__(
@@ -129,8 +127,6 @@ class Recovery:
         # from the beginning of a rollback until the agreement on the end of the rollback
         self._state_lost = False
         self._refusal = ""  # the error of this rank, to end all ranks
-        self.faults: dict[int, Fault] = {}  # the same on all ranks after every recovery
-        self._mine: dict[int, Fault] = {}  # faults of the present recovery known to this rank
         self._noticed = Noticed(0, "start", 0)
 
     @contextmanager
@@ -163,27 +159,16 @@ class Recovery:
         self.recover()
         raise AssertionError("a recovery went on although a rank refused to")
 
-    def leave(self, place: Place, problem: str, of_data: bool = False) -> NoReturn:
-        """Report the error `problem` of user code at `place`, called on this rank alone.
-
-        If a different rank can try the slot, and no similar error came before, raises ScriptFailed
-        on this rank alone, without a `speaker`: this rank must end, and the survivors recover.
-        Otherwise raises ScriptFailed with a `speaker` on all ranks, or DataError if the error is
-        `of_data`, about damaged data.
-        """
-        self.recover(raised=Fault((place,), error=problem, of_data=of_data))
-        raise AssertionError("a recovery went on with a rank that user code has failed on")
-
-    def recover(self, why: str = "", raised: Fault | None = None) -> None:
+    def recover(self, why: str = "") -> None:
         """Collective among survivors: go back to the commit and share out the dead ranks' roles.
 
-        `why` is the failure seen by this rank, if any; `raised` is the fault of a rank wanting to
-        `leave`. Raises Unrecoverable, on every survivor, after losses beyond the protection without
-        a durable tier, or if calls keep failing without a death; an error of REFUSALS for a
-        refusal; ScriptFailed if user code takes rank after rank down.
+        `why` is the failure seen by this rank, if any. Raises Unrecoverable, on every survivor,
+        after losses beyond the protection without a durable tier, or if calls keep failing without
+        a death; an error of REFUSALS for a refusal; the errors of the inquest.
         """
         state, flight = self._state, self._in_flight
-        self._mine = {} if raised is None else {state.rank: raised}
+        inquest = state.hooks.inquest
+        inquest.begin()
         transport, began = state.transport, state.clock()
         # in phase commit `step` has moved on already; a step being applied counts as begun
         self._noticed = Noticed(
@@ -202,13 +187,14 @@ class Recovery:
                 state.failures.check(state.failures.futile, why, 2 * MOST_FUTILE)
                 state.hooks.phase(state.step, "recover")
                 heir, agreed, flight.replayed = None, False, None
-                self._look_for_dead(held)
-                ledger = self._ledger(replay, why).agreed(transport)
-                state.seals = ledger.seals
-                self._end_if_all_must(ledger)
+                findings = inquest.find(self._dead_since(held))
+                ledger = self._ledger(replay, why, findings).agreed(transport)
+                leaving = self._judge(ledger)
                 try:
                     self._return_to_commit(ledger)
-                    self._expel_failed(ledger)
+                    # at the commit: its view and rows decide whether the rank is needed
+                    if leaving is not None:
+                        self._see_off(leaving, ledger)
                     # a reshape was committed: reports must name shards by the new numbers
                     if len(before.shards) != len(state.view.shards):
                         before = state.view
@@ -230,9 +216,11 @@ class Recovery:
                     )
                 except Unrecoverable as error:
                     # all survivors judge by the same ledger: all roll back, or no rank does
-                    self._end_if_raised(str(error))
+                    # the error of a rank is the better message: the loss only forbids another try
+                    if leaving is not None:
+                        raise leaving.ending(str(error)) from None
                     lost = [rank for rank in held.live if rank not in transport.live]
-                    problem = f"{error}{together_in(self.faults, lost)}"
+                    problem = f"{error}{inquest.in_words(lost)}"
                     self._roll_back(Unrecoverable(problem), began)
                     # messages were sent after the ledger, and results belong to rows now dropped
                     agreed, flight.replayed = False, None
@@ -255,7 +243,8 @@ class Recovery:
         # calls may fail though no rank died: such a recovery is no failure, but an interruption
         if dead:
             self._record_failure(dead, before, began)
-            self._tell_of_slots(dead)
+            for fields in inquest.events(dead):
+                state.hooks.event(fields)
         else:
             self._record_interruption(ledger.why_in_words, began)
         # a rollback has loaded all rows: no lost shard waits for a rebuild any more
@@ -265,7 +254,15 @@ class Recovery:
         self.through += 1
         state.hooks.recovered()
 
-    def _ledger(self, replay: StepReplay | None, why: str) -> Ledger:
+    def _dead_since(self, held: View) -> dict[int, tuple[int, ...]]:
+        """The ranks dead since the view `held`, with their slots.
+
+        `held` is the view at the beginning of the recovery: no slot has run in later views.
+        """
+        dead = sorted(set(held.live) - set(self._state.transport.live))
+        return {rank: held.slots_of(rank) for rank in dead}
+
+    def _ledger(self, replay: StepReplay | None, why: str, findings: str) -> Ledger:
         """The ledger of this rank, for sharing."""
         state, rank = self._state, self._state.rank
         return Ledger(
@@ -281,12 +278,14 @@ class Recovery:
             state.failures.futile,
             {rank: why} if why else {},
             {rank: self._refusal} if self._refusal else {},
-            {**self._mine, **self.faults},
-            state.seals,
+            {rank: findings},
         )
 
-    def _end_if_all_must(self, agreed: Ledger) -> None:
-        """Raise the error ending the run, the same on all ranks: refusal, user code, LostTouch."""
+    def _judge(self, agreed: Ledger) -> Leaving | None:
+        """The live ranks that are to leave, by the inquest.
+
+        Raises the error ending the run, the same on all ranks: refusal, inquest, LostTouch.
+        """
         if agreed.refusals:
             # several ranks may refuse: the lowest speaks, so all ranks raise the same error
             speaker, problem = min(agreed.refusals.items())
@@ -296,74 +295,34 @@ class Recovery:
             with suppress(PeerFailure):
                 self._state.transport.agree(True)
             raise error
-        # a fault without places tells nothing against user code
-        self.faults = {rank: fault for rank, fault in agreed.faults.items() if fault.places}
-        # a live rank with failed user code is judged later, at the commit, by `_expel_failed`
-        if not self._raising and (problem := deadly(self.faults)):
-            raise ScriptFailed(problem).on_all_ranks(self._state.transport.live[0])
+        noticed, live = agreed.noticed, self._state.transport.live
+        inquest = self._state.hooks.inquest
+        leaving = inquest.hear(agreed.findings.values(), noticed.step, noticed.phase, live)
         self._state.failures.check(agreed.futile, agreed.why_in_words)
+        return leaving
 
-    def _look_for_dead(self, held: View) -> None:
-        """Note the knowledge of this rank on the ends of dead ranks.
+    def _see_off(self, leaving: Leaving, agreed: Ledger) -> NoReturn:
+        """At the commit: make ranks leave, or end the run.
 
-        `held` is the view at the beginning of the recovery: no slot has run in later views.
+        Raises the error of `leaving` on all ranks, or ScriptFailed on a leaving rank alone; then
+        PeerFailure on the survivors, once the rank is gone.
         """
-        for rank in sorted(set(held.live) - set(self._state.transport.live)):
-            # a repeated recovery keeps the first finding
-            if rank not in self.faults and rank not in self._mine:
-                places = self._state.hooks.whereabouts(rank)
-                slots = held.slots_of(rank)
-                # unknown, as on a different host: suspect every slot of the dead rank
-                if places is None:
-                    self._mine[rank] = Fault.unknown(slots)
-                    continue
-                # ranks enter UNJUDGED parts at different times: a death proves nothing
-                judged = tuple(place for place in places if place.part not in UNJUDGED)
-                self._mine[rank] = Fault(judged)
-
-    @property
-    def _raising(self) -> list[int]:
-        """The live ranks with failed user code."""
-        live = self._state.transport.live
-        return [rank for rank, fault in self.faults.items() if fault.error and rank in live]
-
-    def _end_if_raised(self, reason: str) -> None:
-        """End the run, on all ranks or on no rank, if user code has failed on a live rank."""
-        # the error is the better message: the loss only forbids a second try
-        if raising := self._raising:
-            speaker = raising[0]
-            fault = self.faults[speaker]
-            kind = DataError if fault.of_data else ScriptFailed
-            raise kind(f"{fault.error} ({reason})").on_all_ranks(speaker)
-
-    def _expel_failed(self, agreed: Ledger) -> None:
-        """At the commit: make a live rank with failed user code leave, or end the run.
-
-        Raises ScriptFailed on all ranks, or on the leaving rank alone; then PeerFailure on the
-        survivors, once the rank is gone.
-        """
-        raising = self._raising
-        if not raising:
-            return
-        # a repeated error is the script's, not the rank's: a further try would cost a further rank
-        if reason := raised_before(self.faults, raising[0]) or self._why_needed(raising, agreed):
-            self._end_if_raised(reason)
+        if reason := leaving.again or self._why_needed(leaving, agreed):
+            raise leaving.ending(reason)
         state = self._state
         # without a `speaker`: the error of this rank only, and the survivors recover
-        if state.rank in raising:
-            raise ScriptFailed(self.faults[state.rank].error)
+        if state.rank in leaving.errors:
+            raise ScriptFailed(leaving.errors[state.rank])
         # wait for the death: the call fails once the rank is gone
         state.transport.agree(True)
-        raise AssertionError(f"rank {raising[0]} stays though it was to leave")
+        raise AssertionError(f"rank {min(leaving.errors)} stays though it was to leave")
 
-    def _why_needed(self, leaving: Sequence[int], agreed: Ledger) -> str:
+    def _why_needed(self, leaving: Leaving, agreed: Ledger) -> str:
         """The reason against going on without the `leaving` ranks; "" for no reason."""
         state, protection = self._state, self._state.protection
-        live = [rank for rank in state.transport.live if rank not in leaving]
-        # a second try may take the rank down too: only without shards does no row go with the rank;
-        # damaged data takes no second rank down
-        of_data = self.faults[leaving[0]].of_data
-        if not of_data and all(state.view.shards_of(rank) for rank in live):
+        live = [rank for rank in state.transport.live if rank not in leaving.errors]
+        # a second try may take the rank down too: only without shards does no row go with the rank
+        if leaving.risky and all(state.view.shards_of(rank) for rank in live):
             return "no other trainer or spare is left to try it"
         # without deltas a death allows no undo; without a dense replica nothing goes on
         if not protection.keeps_deltas or not set(live) & set(agreed.dense):
@@ -532,14 +491,6 @@ class Recovery:
                 state.failures_left_when_rebuilt,
             )
         )
-
-    def _tell_of_slots(self, dead: Sequence[int]) -> None:
-        """Report the ranks that died, or left, with user code at work on a slot."""
-        for rank in dead:
-            fault = self.faults.get(rank)
-            # a suspected place is no finding: tell only of known places
-            if fault is not None and fault.known:
-                self._state.hooks.event(slot_failed_event(rank, fault))
 
 
 def _seen_here(failure: PeerFailure) -> str:

@@ -75,7 +75,6 @@ class EngineState:
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in stores.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
         self.step = self.committed = self.commits = 0
-        self.seals = 0  # number of seals known to this rank
         self.failures = FailureLog()
         self.live_at_commit = view.live
         self.rebuild_left: dict[int, int] = {}

@@ -31,6 +31,7 @@ from ecrm.run.session_progress import SessionProgress
 from ecrm.run.session_run import REMEDY
 from ecrm.run.started import Started, Wanted
 from ecrm.run.this_rank import script_name
+from ecrm.run.user_code import UserCode
 from ecrm.transport.alone import LoneTransport
 
 PROCESSES = {
@@ -122,7 +123,7 @@ class LoneRun:
             wanted.make_dense,
             wanted.seed,
             EnginePolicy(),
-            Hooks(event=_tell, troubled=watch.losses, skipped=watch.skipped),
+            Hooks(event=_tell, troubled=watch.losses, skipped=watch.skipped, inquest=UserCode()),
             sparse_rate=wanted.sparse_rate,
             slots_on=wanted.device,
         )

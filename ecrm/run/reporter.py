@@ -15,11 +15,11 @@ from ecrm.base.console import say
 from ecrm.base.wording import counted, measured, named, survives_in_words
 from ecrm.config.faults import Kill
 from ecrm.engine.engine import Engine
-from ecrm.engine.slot_faults import Place
 from ecrm.placement.view import View
 from ecrm.run.finite import REMEDY
 from ecrm.run.metrics_endpoint import MetricsEndpoint
 from ecrm.run.run_folder import RunFolder
+from ecrm.run.slot_faults import Place
 
 PROGRESS = "progress"
 

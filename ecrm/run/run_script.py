@@ -23,7 +23,6 @@ from typing import NoReturn
 from ecrm.base.errors import DataError, EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageError
 from ecrm.config.script import Script
 from ecrm.engine.hooks import StepAborted, StopRequested
-from ecrm.engine.slot_faults import OF_SLOTS, Place
 from ecrm.model.determinism import prepare_torch, seed_slot
 from ecrm.process.gpu import is_lost
 from ecrm.process.guard import Guarded
@@ -32,8 +31,10 @@ from ecrm.run.gather import gather
 from ecrm.run.inputs import open_data, use_kernels
 from ecrm.run.rank_run import RunStopped
 from ecrm.run.run_rank import run_rank
+from ecrm.run.slot_faults import OF_SLOTS, Place
 from ecrm.run.spec import RunSpec
 from ecrm.run.this_rank import WITHOUT_GROUPS, ThisRank, be
+from ecrm.run.user_code import user_code_of
 from ecrm.run.user_frames import own_line, own_traceback
 
 
@@ -272,7 +273,8 @@ def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
     """
     try:
         if rank.part is not None and failure.place is not None:
-            rank.part.engine.recovery.leave(failure.place, failure.problem, failure.of_data)
+            engine = rank.part.engine
+            user_code_of(engine).leave(engine, failure.place, failure.problem, failure.of_data)
         if rank.part is not None:
             kind = DataError if failure.of_data else ScriptFailed
             rank.part.engine.recovery.refuse(failure.problem, kind)

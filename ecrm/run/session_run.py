@@ -21,8 +21,6 @@ from ecrm.config.schema import Config
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks, StepAborted, StopRequested
-from ecrm.engine.sealed import meet
-from ecrm.engine.slot_faults import AFTER, UNJUDGED, Place
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.initial_values import FileValues
 from ecrm.placement.sparse_optimizer import SparseOptimizer
@@ -49,7 +47,9 @@ from ecrm.run.rank_run import RankRun, RunStopped
 from ecrm.run.reported import EVALUATED, ended_early, last_named
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import make_run_dir
+from ecrm.run.sealed import meet
 from ecrm.run.session_progress import SessionProgress, samples_of, steps_skipped
+from ecrm.run.slot_faults import AFTER, UNJUDGED, Place
 from ecrm.run.spec import RunSpec
 from ecrm.run.standstill import Standstill
 from ecrm.run.started import Started, Wanted, too_late
@@ -61,6 +61,7 @@ from ecrm.run.trained_module import (
     names_of,
     shapes_of,
 )
+from ecrm.run.user_code import UserCode, user_code_of
 from ecrm.run.whereabouts import Whereabouts, word_of
 from ecrm.transport.base import Transport
 
@@ -407,7 +408,7 @@ def _engine(
 ) -> Engine:
     """This rank's engine at step 0."""
     config = run.config
-    hooks.whereabouts = whereabouts.when_dead
+    hooks.inquest = UserCode(whereabouts.when_dead)
     return Engine(
         transport=transport,
         tables=wanted.tables,
@@ -558,7 +559,7 @@ class SummaryFields:
 
     @property
     def _slot_faults(self) -> list[dict[str, Any]]:
-        faults = self._engine.recovery.faults
+        faults = user_code_of(self._engine).faults
         return [fault.to_dict(rank) for rank, fault in faults.items() if fault.known]
 
 

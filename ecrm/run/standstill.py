@@ -9,7 +9,7 @@ from ecrm.base.console import say
 from ecrm.base.wording import named
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
-from ecrm.engine.slot_faults import Place
+from ecrm.run.slot_faults import Place
 
 QUIET_SECONDS = 10.0
 """Seconds without a new phase before a run is reported to stand still."""

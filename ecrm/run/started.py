@@ -11,9 +11,9 @@ from ecrm.base.allocate import CPU
 from ecrm.base.errors import Unrecoverable
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
-from ecrm.engine.slot_faults import Place
 from ecrm.placement.tables import Table
 from ecrm.run.log_delivery import Mark, NoMark
+from ecrm.run.slot_faults import Place
 from ecrm.run.step_loop import Run
 
 

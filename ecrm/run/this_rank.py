@@ -10,12 +10,12 @@ from typing import Protocol
 from ecrm.base.errors import UsageError
 from ecrm.config.script import Script
 from ecrm.engine.engine import Engine
-from ecrm.engine.slot_faults import Place
 from ecrm.process.calls import Calls
 from ecrm.process.stop_signals import StopSignals
 from ecrm.run.auto_resume import AUTO_RESUME, gone_on_from
 from ecrm.run.begun_file import BegunFile
 from ecrm.run.session_folders import session_folder
+from ecrm.run.slot_faults import Place
 from ecrm.run.spec import RunSpec
 from ecrm.transport.base import Transport
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from ecrm.engine.slot_faults import PARTS, Place
+from ecrm.run.slot_faults import PARTS, Place
 from ecrm.transport.base import Transport
 
 _NOWHERE = 0

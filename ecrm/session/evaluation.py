@@ -11,11 +11,11 @@ from torch import Tensor
 from ecrm.base.errors import UsageError
 from ecrm.device.copies import on_device, on_host
 from ecrm.engine.engine import Engine
-from ecrm.engine.sealed import sealed
-from ecrm.engine.slot_faults import EVALUATION, Place
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import packed, unpacked
+from ecrm.run.sealed import sealed
+from ecrm.run.slot_faults import EVALUATION, Place
 from ecrm.session.data import Indexed, started
 from ecrm.session.feed import Drawn, Feed
 from ecrm.session.other_data import no_batches

@@ -16,9 +16,9 @@ from ecrm.base.errors import EcrmError, NotFinite, UsageError
 from ecrm.base.version_set import name_of, version_set
 from ecrm.checkpoint.model_file import ModelFile, Shape, as_array
 from ecrm.engine.engine import Engine
-from ecrm.engine.sealed import sealed
 from ecrm.engine.table_digest import CHUNK_ROWS, gather_rows
 from ecrm.model.nested_state import packed, unpacked
+from ecrm.run.sealed import sealed
 from ecrm.storage.base import Store
 from ecrm.transport.base import PeerFailure
 from ecrm.transport.message import tensors

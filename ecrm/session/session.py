@@ -24,7 +24,6 @@ from ecrm.checkpoint.saved_model import open_model
 from ecrm.device.copies import on_host
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted
-from ecrm.engine.slot_faults import BEFORE_STEP, Place
 from ecrm.model.determinism import seed_slot
 from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.module_replica import ModuleReplica
@@ -35,6 +34,7 @@ from ecrm.run.log_delivery import Logged
 from ecrm.run.lone_run import run_alone
 from ecrm.run.reported import goal_of
 from ecrm.run.session_run import start_run
+from ecrm.run.slot_faults import BEFORE_STEP, Place
 from ecrm.run.started import Start, Started, Wanted
 from ecrm.run.this_rank import is_rank, this_rank
 from ecrm.session.data import Batches, Indexed, feed_of, steps_of

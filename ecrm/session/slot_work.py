@@ -16,7 +16,6 @@ from ecrm.base.console import say
 from ecrm.base.errors import ChangedDataError, UsageError
 from ecrm.device.copies import coming, on_device
 from ecrm.engine.engine import Engine
-from ecrm.engine.slot_faults import BATCH, Place
 from ecrm.kernels.divide import divide
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
@@ -29,6 +28,7 @@ from ecrm.model.unseen_state import (
     used_by,
 )
 from ecrm.run.finite import NO_SCALE
+from ecrm.run.slot_faults import BATCH, Place
 from ecrm.run.step_loop import SlotResult, SlotStep
 from ecrm.run.user_frames import whole_numbers
 from ecrm.session.asked_before import AskedBefore

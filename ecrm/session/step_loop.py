@@ -13,14 +13,15 @@ from ecrm.base.console import say
 from ecrm.base.errors import UsageError
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopRequested
-from ecrm.engine.sealed import meet, sealed
-from ecrm.engine.slot_faults import AFTER, EVERY, ON_COMMIT, Place
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.unseen_state import Seen, first_change, of_module, of_objects, state_of
 from ecrm.run.log_delivery import LogDelivery, Logged
 from ecrm.run.reported import Findings, Goal, Reported, ended_early
+from ecrm.run.sealed import meet, sealed
+from ecrm.run.slot_faults import AFTER, EVERY, ON_COMMIT, Place
 from ecrm.run.started import Started, too_late
 from ecrm.run.step_loop import StepLoop
+from ecrm.run.user_code import user_code_of
 from ecrm.session.determinism_check import kept
 from ecrm.session.rehearsal import SlotsElsewhere
 from ecrm.session.slot_work import SessionBatches, SlotWork
@@ -182,7 +183,9 @@ class WorkBetweenSteps:
 
     def _seal(self, number: int) -> None:
         """Collective: agree on the end of a function. Raises StepAborted after a failure."""
-        engine, step, seals = self._engine, self._engine.step, self._engine.state.seals
+        engine, step = self._engine, self._engine.step
+        user_code = user_code_of(engine)
+        seals = user_code.seals
         before = after = Reported()
         try:
             meet(engine, "the end of a function for session.every")
@@ -192,9 +195,9 @@ class WorkBetweenSteps:
                 after = replace(after, named={**after.named, **self._named})
             self._follow(after, goal)
             self._tell_of_values()
-            engine.seal()
+            user_code.seal(engine)
         finally:
-            if engine.state.seals > seals and engine.step == step:
+            if user_code.seals > seals and engine.step == step:
                 self._done_at[number] = step
                 dense = engine.state.dense
                 if isinstance(dense, ModuleReplica):

@@ -16,8 +16,9 @@ import pytest
 from ecrm.base.errors import EcrmError, ScriptFailed
 from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.engine.rollback import Durable
-from ecrm.engine.slot_faults import Place
 from ecrm.placement.tables import Table
+from ecrm.run.slot_faults import Place
+from ecrm.run.user_code import UserCode, user_code_of
 from ecrm.testing.simulate.session_job import Reopened
 from ecrm.testing.simulate.workload import (
     Computed,
@@ -202,7 +203,7 @@ def on_rank(
             say(in_words(fields))
 
     watched(case, transport, say)
-    hooks = Hooks(phase=phase, event=event, recovered=lambda: say("recovered"))
+    hooks = Hooks(phase=phase, event=event, recovered=lambda: say("recovered"), inquest=UserCode())
     hooks.committed = lambda: say(f"commit {engine.committed}")
     durable: Durable | None = Reopened() if workload.kind.rows_in_files else None
     engine = make_engine(workload, transport, hooks, lambda: 0.0, durable)
@@ -213,7 +214,8 @@ def on_rank(
                 if engine.step == 1 and rank == case.refuses:
                     engine.recovery.refuse("a sentence of the user", ScriptFailed)
                 if engine.step == 1 and rank == case.leaves:
-                    engine.recovery.leave(Place(1, engine.slots[0]), "a sentence of the user")
+                    place = Place(1, engine.slots[0])
+                    user_code_of(engine).leave(engine, place, "a sentence of the user")
                 train_step(workload, engine, computed)
             return outcome(engine, *finish(engine, lambda tables: None), dense_value)
         except StepAborted:

@@ -11,13 +11,15 @@ import pytest
 
 from ecrm.base.errors import DataError, EcrmError, ScriptFailed, Unrecoverable
 from ecrm.engine.engine import Engine
+from ecrm.engine.inquest import Leaving
 from ecrm.engine.ledger import Ledger
 from ecrm.engine.recovery import Recovery
-from ecrm.engine.slot_faults import Place
 from ecrm.placement.view import View
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.none import NoProtection
+from ecrm.run.slot_faults import Place
 from ecrm.run.started import Started, Wanted
+from ecrm.run.user_code import UserCode, user_code_of
 from ecrm.session.session import Session
 from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed, RankKilled
 from ecrm.transport.base import PeerFailure
@@ -92,15 +94,15 @@ class Script:
                     if place.part == "batch":
                         self._at_work(engine.rank)
 
-            hooks = engine.state.hooks
-            hooks.whereabouts, hooks.event = self._whereabouts, self._event
-            end_if_all_must = engine.recovery._end_if_all_must
+            user_code_of(engine).when_dead = self._whereabouts
+            engine.state.hooks.event = self._event
+            judge = engine.recovery._judge
 
-            def hear(agreed: Ledger) -> None:
-                self.told[engine.rank] = agreed.faults
-                end_if_all_must(agreed)
+            def hear(agreed: Ledger) -> Leaving | None:
+                self.told[engine.rank] = agreed.findings
+                return judge(agreed)
 
-            engine.recovery._end_if_all_must = hear
+            engine.recovery._judge = hear
             engines.append(engine)
             return replace(started, doing=doing)
 
@@ -133,7 +135,8 @@ class Script:
             if self._hooks:
                 engine.recovery.refuse(f"{error} in {self._places[engine.rank]}", ScriptFailed)
             try:
-                engine.recovery.leave(self._places[engine.rank], str(error), self.of_data)
+                place = self._places[engine.rank]
+                user_code_of(engine).leave(engine, place, str(error), self.of_data)
             except (ScriptFailed, DataError) as failed:
                 if failed.speaker is not None:
                     raise
@@ -326,19 +329,19 @@ def test_what_the_main_rank_died_in_is_done_by_the_next(step, seed, evaluates):
 @pytest.mark.parametrize("step", [3, STEPS])
 def test_what_one_rank_knows_to_be_done_on_all_is_done_on_none_again(step, monkeypatch):
     """The main rank dies after the agreement on that, which some ranks then fail in."""
-    seal = Engine.seal
+    seal = UserCode.seal
     knows: dict[int, bool] = {}
 
-    def seal_and_die(engine: Engine) -> None:
+    def seal_and_die(user_code: UserCode, engine: Engine) -> None:
         first = engine.rank not in knows
         knows.setdefault(engine.rank, False)
-        seal(engine)
+        seal(user_code, engine)
         if first:
             knows[engine.rank] = True
         if first and engine.rank == 3:
             raise RankKilled
 
-    monkeypatch.setattr(Engine, "seal", seal_and_die)
+    monkeypatch.setattr(UserCode, "seal", seal_and_die)
     script = Script(hooks=True, every=step)
     left = run(layout=SMALL, train=script, seed=7)
     assert left.deaths == 1 and script.done == [(step, 3)]
@@ -398,11 +401,12 @@ def test_slots_are_those_that_ranks_ran_when_a_recovery_began(monkeypatch):
     """A rank learns of a reshape in a recovery, and another death has it begin again."""
     seen: dict[int, list[View]] = {}
 
-    def look(self: Recovery, held: View) -> None:
+    def look(self: Recovery, held: View) -> dict[int, tuple[int, ...]]:
         views = seen.setdefault(self._state.rank, [])
         views.append(held)
         if len(views) == 2:
             raise Unrecoverable("seen twice")
+        return {}
 
     def learn_of_reshape(self: Recovery, agreed: Ledger) -> None:
         view = self._state.view
@@ -411,7 +415,7 @@ def test_slots_are_those_that_ranks_ran_when_a_recovery_began(monkeypatch):
     def die(self: Recovery) -> None:
         raise PeerFailure("another death")
 
-    monkeypatch.setattr(Recovery, "_look_for_dead", look)
+    monkeypatch.setattr(Recovery, "_dead_since", look)
     monkeypatch.setattr(Recovery, "_return_to_commit", learn_of_reshape)
     monkeypatch.setattr(Recovery, "_take_over", die)
     with pytest.raises(ProgramFailed, match="seen twice"):

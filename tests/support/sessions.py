@@ -29,11 +29,11 @@ from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
-from ecrm.engine.sealed import meet
 from ecrm.engine.table_digest import table_digests
 from ecrm.placement.assignment import initial_view
 from ecrm.protection.base import Protection
 from ecrm.protection.erasure import ErasureProtection
+from ecrm.run.sealed import meet
 from ecrm.run.started import Started, Wanted
 from ecrm.session.session import Session
 from ecrm.testing.simulate.session_job import SimulatedRun, session_engine

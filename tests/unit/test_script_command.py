@@ -3,15 +3,18 @@
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ecrm.base.errors import EcrmError, LostTouch, ScriptFailed, UsageError
 from ecrm.config.check import KEYS
 from ecrm.config.script import DECIDED_KEYS, Script
-from ecrm.engine.slot_faults import Place
+from ecrm.engine.hooks import Hooks
 from ecrm.run.run_script import Failure, _execute, _fail
+from ecrm.run.slot_faults import Place
 from ecrm.run.this_rank import this_rank
+from ecrm.run.user_code import UserCode
 from support.commands import assert_one_line, ecrm
 
 
@@ -114,11 +117,14 @@ def test_a_script_started_by_python_is_told_what_to_type(tmp_path, monkeypatch):
 class Leaving:
     """A run that cannot see its rank off: calls fail again and again, and it ends with `error`."""
 
+    rank = 4
+
     def __init__(self, error: EcrmError) -> None:
         self.error = error
         self.engine = self.recovery = self
+        self.state = SimpleNamespace(hooks=Hooks(inquest=UserCode()))
 
-    def leave(self, place: Place, problem: str, of_data: bool) -> None:
+    def recover(self) -> None:
         raise self.error
 
 

@@ -15,6 +15,7 @@ from ecrm.checkpoint.compatibility import check_identity, check_steps, same_bits
 from ecrm.checkpoint.exported_model import exported_model
 from ecrm.config import load_config
 from ecrm.config.script import Script
+from ecrm.engine.hooks import Hooks
 from ecrm.engine.step_log import StepLog
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import packed
@@ -32,6 +33,7 @@ from ecrm.run.session_run import SummaryFields, _config
 from ecrm.run.spec import RunSpec
 from ecrm.run.started import Wanted
 from ecrm.run.trained_module import TrainedModule, digests_of, names_of, shapes_of
+from ecrm.run.user_code import UserCode
 from ecrm.testing.simulated_transport import ProgramFailed, SimulatedCluster
 
 ADAGRAD = SparseOptimizer("adagrad", 0.1)
@@ -200,8 +202,8 @@ def test_the_end_of_a_run_says_how_many_steps_were_skipped_also_before_a_resume(
     before.undo()
     replica.load(before.export())
     replica.skip()
-    recovery, state = SimpleNamespace(faults={}), SimpleNamespace(dense=replica)
-    words = SummaryFields(SimpleNamespace(step=7, recovery=recovery, state=state), 10)
+    state = SimpleNamespace(dense=replica, hooks=Hooks(inquest=UserCode()))
+    words = SummaryFields(SimpleNamespace(step=7, state=state), 10)
     assert words.of_stopped() == {"steps_skipped": 2, "slot_faults": []}
     assert words.of_summary(14, 7.0)["steps_skipped"] == 2
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from ecrm.engine.slot_faults import (
+from ecrm.run.slot_faults import (
     BATCH,
     BEFORE_STEP,
     EVALUATION,

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from ecrm.engine.hooks import Hooks
-from ecrm.engine.slot_faults import Place
 from ecrm.run import standstill
+from ecrm.run.slot_faults import Place
 from ecrm.run.standstill import Standstill
 
 

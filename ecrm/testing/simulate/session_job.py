@@ -22,14 +22,15 @@ from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
-from ecrm.engine.sealed import meet
-from ecrm.engine.slot_faults import ON_ALL, Place
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import bytes_of
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection
+from ecrm.run.sealed import meet
+from ecrm.run.slot_faults import ON_ALL, Place
 from ecrm.run.started import Start, Started, Wanted, too_late
+from ecrm.run.user_code import UserCode, WhenDead
 from ecrm.session.data import Indexed
 from ecrm.session.session import Session
 from ecrm.session.streams import Streams
@@ -124,8 +125,10 @@ def session_engine(
     policy: EnginePolicy,
     device: torch.device = CPU,
     durable: Durable | None = None,
+    when_dead: WhenDead = lambda rank: (),
 ) -> Engine:
     """The engine of what a session wants, on one simulated rank; its rows are on `device`."""
+    hooks.inquest = UserCode(when_dead)
     return Engine(
         transport,
         wanted.tables,
@@ -215,8 +218,6 @@ class SessionJob:
         def whereabouts(rank: int) -> tuple[Place, ...]:
             return (self._places[rank],) if rank in self._places else ()
 
-        hooks.whereabouts = whereabouts
-
         def start(wanted: Wanted) -> Started:
             protection = workload.make_protection()
             engine = session_engine(
@@ -227,6 +228,7 @@ class SessionJob:
                 protection,
                 workload.policy(protection),
                 durable=self._durable(workload),
+                when_dead=whereabouts,
             )
             engines.append(engine)
             if workload.skip_undo:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from ecrm.base.errors import Unrecoverable, UsageError
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
-from ecrm.engine.slot_faults import ON_ALL
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepared_torch
+from ecrm.run.slot_faults import ON_ALL
 from ecrm.testing.simulate.checkers import Checkers
 from ecrm.testing.simulate.oracle import Truth, truth_of
 from ecrm.testing.simulate.promise import Circle, Violation, exact_without, survivable

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ecrm.engine.hooks import StepAborted, StopRequested
-from ecrm.engine.slot_faults import Place
 from ecrm.engine.step_input import StepInput
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.run.rank_run import RankRun
 from ecrm.run.session_run import start_run
+from ecrm.run.slot_faults import Place
 from ecrm.run.started import Wanted
 
 ROWS, DIM, SLOTS = 60, 8, 2

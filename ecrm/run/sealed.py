@@ -11,6 +11,7 @@ from ecrm.base.errors import ScriptFailed
 from ecrm.base.wording import named
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopRequested
+from ecrm.run.user_code import user_code_of
 from ecrm.transport.base import PeerFailure
 
 Result = TypeVar("Result")
@@ -53,17 +54,17 @@ def sealed(
     raise StepAborted. Raises StepAborted after undone steps, StopRequested if a rank asks to stop,
     and the errors of `meet`.
     """
-    step = engine.step
+    step, user_code = engine.step, user_code_of(engine)
     while True:
         done: list[Result] = []
-        seals = engine.state.seals
+        seals = user_code.seals
         try:
             meet(engine, where)
             engine.check_stop()
             engine.commit()
             engine.rebuild_all()
             done.append((yield from work()))
-            engine.seal()
+            user_code.seal(engine)
             return done[0]
         except StepAborted:
             if engine.step != step:
@@ -71,5 +72,5 @@ def sealed(
             on_recovery()
             if engine.recovery.stopping:
                 raise StopRequested from None
-            if engine.state.seals > seals:
+            if user_code.seals > seals:
                 return done[0]
