@@ -222,7 +222,7 @@ def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number
     after = max(
         size.after, math.ceil(4 / 3 * regime.shard_rows * (1 + contender.redundancy) / per_step)
     )
-    if contender.sets["protection.name"] == "stateless":
+    if contender.kind.needs_checkpoints and not contender.kind.rolls_back:
         after *= 2  # reads the files twice, a few pieces a step
     if not every:
         latest = size.before // 4
@@ -364,7 +364,8 @@ def steps_cost(contender: Contender) -> bool:
     They do not where it differs from `none` in nothing but waiting for checkpoints.
     """
     return contender is not CONTENDERS["none"] and (
-        contender.sets["protection.name"] != "checkpoint" or contender.in_background
+        not (contender.kind.rolls_back and contender.kind.needs_checkpoints)
+        or contender.in_background
     )
 
 

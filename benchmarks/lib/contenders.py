@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ecrm.protection.kinds import KINDS, Kind
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -38,6 +40,11 @@ class Contender:
     sweep: bool = False
     timeline: bool = False
     redundancy: float = 0.0
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of protection."""
+        return KINDS[self.sets["protection.name"]]
 
     @property
     def in_background(self) -> bool:

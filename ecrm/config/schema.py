@@ -368,6 +368,9 @@ class ProtectionConfig:
     )
 
 
+_NEED_CHECKPOINTS = " and ".join(kind.name for kind in KINDS.values() if kind.needs_checkpoints)
+
+
 @dataclass(frozen=True)
 class CheckpointConfig:
     """Checkpoints on disk, under every protection, in case of losses beyond the protection."""
@@ -380,7 +383,7 @@ class CheckpointConfig:
     every_minutes: float = key(
         0.0,
         "Minutes between checkpoints, instead of or beside checkpoint.every_steps. 0 means none. "
-        "Where neither is set, protection.name checkpoint and stateless use 30 minutes.",
+        f"Where neither is set, protection.name {_NEED_CHECKPOINTS} use 30 minutes.",
         minimum=0,
     )
     mode: str = key(

@@ -143,7 +143,8 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int | None
         return
     if config.failures_survived == 0 and not config.kind.rolls_back and not config.checkpoints:
         raise UsageError(
-            "--mtbf: protection.name is none, no rank may die", {"protection.name": "erasure"}
+            f"--mtbf: protection.name is {config.protection.name}, no rank may die",
+            {"protection.name": "erasure"},
         )
     if wanted.count is not None and wanted.count >= config.world_size:
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ecrm.protection.base import Protection
@@ -16,6 +17,41 @@ from ecrm.protection.restoring import RowSource
 from ecrm.protection.stateless import StatelessProtection
 
 
+@dataclass(frozen=True)
+class Given:
+    """The values that a protection may be built from.
+
+    - `servers`: the number of shards.
+    - `mapped`: the folder of mapped files. `durable`: whether each commit reaches the device.
+    - `rows`: the durable tier, read by shard.
+    """
+
+    settings: Settings
+    servers: int
+    mapped: Path | None
+    rows: RowSource | None
+    durable: bool
+
+
+def _mapped(given: Given) -> Protection:
+    assert given.mapped is not None
+    return MappedProtection(given.servers, given.mapped, given.durable)
+
+
+PROTECTIONS: dict[str, Callable[[Given], Protection]] = {
+    "none": lambda given: NoProtection(given.servers),
+    "erasure": lambda given: ErasureProtection(given.servers, given.settings.k, given.settings.m),
+    "chain": lambda given: ChainProtection(given.servers, given.settings.copies),
+    "replicate": lambda given: ReplicateProtection(given.servers, given.settings.copies),
+    "stateless": lambda given: StatelessProtection(
+        given.servers, given.rows, given.settings.last_seen_rows
+    ),
+    "checkpoint": lambda given: CheckpointProtection(given.servers),
+    "mapped": _mapped,
+}
+"""A maker of each protection, by the name of the kind."""
+
+
 def make_protection(
     settings: Settings,
     servers: int,
@@ -26,21 +62,6 @@ def make_protection(
 ) -> Protection:
     """The protection named by `settings`, over a shard for each of the `servers`.
 
-    `mapped` is the folder of mapped files, and `durable` has each commit on the device. `rows` is
-    the durable tier, read by shard.
+    The arguments are the fields of `Given`.
     """
-
-    def in_files() -> Protection:
-        assert mapped is not None
-        return MappedProtection(servers, mapped, durable)
-
-    make: dict[str, Callable[[], Protection]] = {
-        "none": lambda: NoProtection(servers),
-        "erasure": lambda: ErasureProtection(servers, settings.k, settings.m),
-        "chain": lambda: ChainProtection(servers, settings.copies),
-        "replicate": lambda: ReplicateProtection(servers, settings.copies),
-        "stateless": lambda: StatelessProtection(servers, rows, settings.last_seen_rows),
-        "checkpoint": lambda: CheckpointProtection(servers),
-        "mapped": in_files,
-    }
-    return make[settings.name]()
+    return PROTECTIONS[settings.name](Given(settings, servers, mapped, rows, durable))

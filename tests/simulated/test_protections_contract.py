@@ -22,8 +22,13 @@ from ecrm.config import load_config
 from ecrm.config.schema import ProtectionConfig
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
+from ecrm.placement.stripes import StripeShape
 from ecrm.protection.base import VerifyReport
-from ecrm.protection.registry import make_protection
+from ecrm.protection.erasure import ErasureProtection
+from ecrm.protection.kinds import KINDS, Kind, Settings
+from ecrm.protection.registry import PROTECTIONS, make_protection
+from ecrm.testing.simulate.schedule import draw
+from ecrm.testing.simulate.simulation import run_schedule
 from ecrm.testing.simulate.workload import Outcome, Workload, run_workload
 from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 from ecrm.transport.base import PeerFailure
@@ -162,6 +167,63 @@ def same_bits(run: Simulated, other: Simulated) -> bool:
 def test_every_protection_that_can_be_configured_is_held_to_this():
     choices = ProtectionConfig.__dataclass_fields__["name"].metadata["rule"].choices
     assert {promise.workload["protection"] for promise in PROMISES.values()} == set(choices)
+
+
+class MirrorKind(Kind):
+    """A kind that ecrm does not have."""
+
+    name, meaning, parity = "mirror", "Whole copies of every row.", True
+
+    def stripes(self, settings: Settings) -> tuple[int, int]:
+        return 1, settings.copies - 1
+
+
+class Mirror(ErasureProtection):
+    """Its protection: parity of one row is a copy."""
+
+    kind = MirrorKind()
+
+    def __init__(self, shards: int, copies: int) -> None:
+        super().__init__(shards, 1, copies - 1)
+
+    def with_shape(self, shape: StripeShape) -> Mirror:
+        return Mirror(shape.shards, shape.m + 1)
+
+
+@pytest.fixture
+def mirror(monkeypatch) -> None:
+    """Enter the new protection, in its own room and in the config's choices of names.
+
+    A real one has no line in the config: the choices are those of KINDS.
+    """
+    choices = ProtectionConfig.__dataclass_fields__["name"].metadata["rule"].choices
+    monkeypatch.setitem(KINDS, "mirror", Mirror.kind)
+    monkeypatch.setitem(
+        PROTECTIONS, "mirror", lambda given: Mirror(given.servers, given.settings.copies)
+    )
+    monkeypatch.setitem(choices, "mirror", Mirror.kind.meaning)
+
+
+def test_a_new_protection_is_known_to_every_room(mirror, tmp_path, unprotected):
+    promise = Promise("protection mirror", {"protection": "mirror", "k": 1, "m": 2}, {}, survives=2)
+    run = simulate(promise, tmp_path / "run", {0: "parity", 2: "parity"})
+    assert sorted(run.killed) == [0, 2] and same_bits(run, unprotected) and not run.refusals
+    assert {outcome.failures_left for outcome in run.outcomes} == {2}
+    seeds = (draw(seed, "survivable") for seed in range(60))
+    chains = [drawn for drawn in seeds if drawn.workload.protection == "chain"][:3]
+    for drawn in chains:
+        verdict = run_schedule(
+            replace(drawn, workload=replace(drawn.workload, protection="mirror"))
+        )
+        assert verdict.deaths and verdict.mix["schedules with mirror"] == 1
+    assert len(chains) == 3, "schedules of seeds have changed"
+
+
+def test_a_new_protection_is_configured_as_any_other(mirror):
+    config = load_config("tiny", ["data.path=x", "protection.name=mirror", "protection.copies=3"])
+    assert config.kind is Mirror.kind and config.failures_survived == 2
+    made = make_protection(config.protection, config.cluster.servers, durable=False)
+    assert isinstance(made, Mirror) and made.shape.m == 2
 
 
 @every

@@ -107,7 +107,7 @@ def _begun(
         troubled=watch.losses,
     )
     durable: Any = None
-    if config.protection.name == "mapped":
+    if config.kind.rows_in_files:
         durable = Reopened()
     elif config.checkpoints or resumed:
         durable = Restorer(own, resumed)
@@ -183,7 +183,7 @@ def train(
         parts[0].end(sessions=1)
         return found[0]
 
-    if config.protection.name == "mapped":
+    if config.kind.rows_in_files:
         (folder / "mapped").mkdir(parents=True)
 
     def on_its_device(transport: Transport) -> dict[str, Any] | None:

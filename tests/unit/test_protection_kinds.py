@@ -33,7 +33,7 @@ def test_a_kind_tells_of_the_protection_that_is_built(name, tmp_path):
     assert bool(protection.redundancy) == (shape.m > 0)
 
 
-NAMES = ("protection.name", "workload.protection")
+NAMES = ("protection.name", "workload.protection", "['protection.name']")
 """Ends of expressions with the name of a protection."""
 
 
@@ -59,7 +59,8 @@ def test_no_other_room_decides_by_the_name_of_a_protection():
     """Each protection answers for itself."""
     found = {
         str(path.relative_to(ROOT)): lines
-        for path in sorted((ROOT / "ecrm").rglob("*.py"))
+        for folder in ("ecrm", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
         if not path.is_relative_to(ROOT / "ecrm" / "protection")
         and (lines := asks(path.read_text()))
     }
@@ -73,6 +74,7 @@ def test_no_other_room_decides_by_the_name_of_a_protection():
         "protection.name in ('chain', 'replicate')",
         "{'chain': 1}.get(protection.name, 0)",
         "{'chain': 1}[workload.protection]",
+        "contender.sets['protection.name'] != 'chain'",
         "match protection.name:\n    case 'chain': pass",
     ],
 )
