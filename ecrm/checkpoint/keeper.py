@@ -97,6 +97,7 @@ class Checkpoints:
         self._forget()
 
     def _forget(self) -> None:
+        # a thread may still write the part: it skips the remaining windows
         if self._part is not None:
             self._part.cancelled = True
         self._part = None

@@ -241,6 +241,7 @@ class Engine:
         assert self.state.protection.stand_in is None or not computed
         with self.recovery.recovering():
             self._reshape_if_needed()
+            # a lookup that only reads leaves the caller's phase, such as an evaluation
             if apply_follows:
                 self.enter("lookup")
             came_ahead = flight.ahead is not None
@@ -248,11 +249,13 @@ class Engine:
             ready = flight.replayed if replays else flight.ahead
             flight.ahead = flight.replayed = flight.replay = None
             assert not replays or set(rows) == set(computed)
+            # rows that came ahead, or of a replay, were checked and asked for before
             if ready is None:
                 self._check(rows, self.step)
                 ready = self._ask(rows, computed, restores=apply_follows)
             flight.lookup, flight.recovered = ready, False
             late: Incoming = {}
+            # a round begun with the requests is answered here: at a commit, before any update
             if self.view.rebuilding and ready.repair is not None:
                 late = self._answer_repair(ready, at_once=not (came_ahead or apply_follows))
             flight.confirmed = came_ahead and not late
@@ -278,9 +281,11 @@ class Engine:
         marks = state.hooks.marks(self.step) if restores else {}
         lookup = Lookup.of(state.lookup_context(budget), rows, computed=computed, marks=marks)
         requests = self._transport.exchange(lookup.requests())
+        # a lookup that only reads belongs to no step, and is never done again
         if restores:
             self._check_asked(self.step, requests)
         lookup.receive_requests(requests)
+        # shards cannot answer before the missing rows among the requests are back
         if self.view.rebuilding and stand_in is None and not state.protection.repairs_ahead:
             self._repair(lookup.shard_side.missing(), budget)
         lookup.receive_replies(StepReplies.of(self._transport.exchange(lookup.replies({}))))
@@ -306,12 +311,14 @@ class Engine:
         repair = lookup.repair
         assert repair is not None
         self._note_repair(repair.report)
+        # slots wait for lost rows: the rows go first, and further units with the replies
         if repair.urgent:
             repair.finish(self._transport.exchange(repair.answers()))
             replies = lookup.shard_side.late_replies()
             late, rest = exchange(self._transport, replies, attached=repair.rest())
             repair.finish(rest or {})
             return late
+        # perhaps no results follow that could carry the units
         if at_once:
             repair.finish(self._transport.exchange(repair.rest()))
         else:
@@ -436,6 +443,7 @@ class Engine:
         came = StepResults.of(received)
         # one slot with data is enough for a further step: all slots must be over
         self._over_at = self.step + 1 if len(came.over) == len(self.view.slots) else -1
+        # ranks may ask for different ends: all take the first
         if came.ends:
             self.recovery.ends_at = self._first_end(*came.ends)
             # the end must outlive deaths and restarts: the dense state carries the end
@@ -468,6 +476,7 @@ class Engine:
             self._check_asked(self.step + 1, came.requests)
             ahead.receive_requests(came.requests)
             attached = ahead.replies(came.soon)
+        # each holder sums a slice, and sends the sum to all holders
         if state.dense is not None:
             total = SlicedSum.reduce(came.dense)
             for holder in self.view.dense:
@@ -481,6 +490,7 @@ class Engine:
         if collected is None:
             collected = self._transport.exchange(attached)
         replies = StepReplies.of(collected)
+        # the values wait for the lookup of the next step
         if ahead is not None:
             ahead.receive_replies(replies)
         # `protect` has sent the tails of records; only with the rows does a trainer hold copies
@@ -503,6 +513,7 @@ class Engine:
         """
         with self.recovery.recovering():
             self._compare_replicas()
+            # without a new step, redundancy is up to date
             if self.committed < self.step:
                 self._protect()
                 self._agree_on_commit()
@@ -540,6 +551,7 @@ class Engine:
         with recovery.recovering():
             asks = recovery.stopping or self.state.hooks.asks()
             recovery.stopping = not self._transport.agree(not asks)
+        # outside of `recovering`: the agreement is through, and nothing is undone
         if recovery.stopping:
             raise StopRequested
 
@@ -567,6 +579,7 @@ class Engine:
         if not clean:
             assert scrub is not None
             scrub.tell()
+            # a death raises PeerFailure; no live rank has a reason against the commit
             if not self._transport.agree(True):
                 raise AssertionError("a live rank refused the commit")
         state.accept_commit()
@@ -601,10 +614,12 @@ class Engine:
             and not self.view.rebuilding
             and self.step == self.committed
         )
+        # a reshape moves whole rows of a commit, and once for each view is enough
         if not due or not state.policy.reshape:
             return
         state.reshape_considered = self.view.epoch
         plan = plan_reshape(self.view, state.protection.shape)
+        # the members of every stripe are apart, or no better layout is possible
         if plan is None:
             return
         began = state.clock()
@@ -627,8 +642,10 @@ class Engine:
             while self.view.rebuilding:
                 self._repair({}, max(1 << 16, self.state.policy.rebuild_rows_per_step))
                 self._agree_on_commit()
+                # a stop need not wait for the rebuild: each round is committed
                 if in_time is None:
                     self.check_stop()
+                # clocks of ranks differ: the first rank out of time decides for all
                 elif not self._transport.agree(in_time()):
                     break
         return not self.view.rebuilding

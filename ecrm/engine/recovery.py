@@ -307,6 +307,7 @@ class Recovery:
         Raises the error of `leaving` on all ranks, or ScriptFailed on a leaving rank alone; then
         PeerFailure on the survivors, once the rank is gone.
         """
+        # all ranks judge alike, by the same ledger and view: no message is needed
         if reason := leaving.again or self._why_needed(leaving, agreed):
             raise leaving.ending(reason)
         state = self._state
@@ -404,6 +405,7 @@ class Recovery:
         try:
             self._check_all_live()
             self._roll_back(Unrecoverable("nothing to resume from"), state.clock(), told=False)
+            # a rank may die while sending rows: loaded rows count from an agreement on
             if not state.transport.agree(True):
                 raise PeerFailure("a rank died while all were resuming")
             self._state_lost = False

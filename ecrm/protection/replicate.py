@@ -102,6 +102,7 @@ class ReplicateProtection(ChainProtection):
         lost = sorted(
             {*view.rebuilding, *(shard for shard, host in enumerate(view.shards) if host in dead)}
         )
+        # copies on trainers are outside of the stripes: count all domains lost since the commit
         if lost and gone > self.shape.m:
             raise Unrecoverable(
                 f"{named('rank', dead)} died: more was lost than {self.in_words} can bring back: "
@@ -137,6 +138,7 @@ class ReplicateProtection(ChainProtection):
         for tensors in (yield outgoing).values():
             for head, where, records in in_groups(tensors, 3):
                 kind, shard, space, slot = head
+                # the row itself comes with the replies to the slot: `retain` joins row and tail
                 if kind == TAIL:
                     self._tails[slot, shard, space] = where, records.view(where.numel(), -1)
                 elif kind == STALE:
@@ -258,6 +260,7 @@ class ReplicateProtection(ChainProtection):
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
         """First restore lost rows from trainers' copies, as new as any backup; then use backups."""
+        # once only: from the commit of this round on, the new host has every copied row
         if not self._delivered:
             outgoing: dict[int, list[Part]] = {}
             for (shard, space), copies in sorted(self.held.items()):

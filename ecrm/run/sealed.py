@@ -67,10 +67,13 @@ def sealed(
             user_code.seal(engine)
             return done[0]
         except StepAborted:
+            # undone steps come first: the caller trains again, and comes back
             if engine.step != step:
                 raise
             on_recovery()
+            # the recovery has told all ranks of the wish to stop
             if engine.recovery.stopping:
                 raise StopRequested from None
+            # a survivor was through: no rank does the work again
             if user_code.seals > seals:
                 return done[0]
