@@ -2,10 +2,13 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from ecrm.base.errors import ScriptFailed
+from ecrm.engine.inquest import Leaving
 from ecrm.run.slot_faults import (
     BATCH,
     BEFORE_STEP,
@@ -18,6 +21,7 @@ from ecrm.run.slot_faults import (
     together,
     together_in,
 )
+from ecrm.run.user_code import UserCode
 from ecrm.run.whereabouts import Whereabouts
 
 SLOT, NEXT = Place(7, 1), Place(8, 1)
@@ -123,6 +127,45 @@ def test_an_error_is_tried_elsewhere_once_and_not_soon_again():
     other = raised_before({4: raised(NEXT), 5: raised(SLOT)}, 5)
     assert other == "rank 4 failed in step 8, slot 1, too"
     assert not raised_before({4: raised(Place(200, 1)), 5: raised(SLOT)}, 5)
+
+
+def heard(ranks: list[UserCode], dead: dict[int, tuple[int, ...]]) -> list[Leaving | None]:
+    """The judgements of all ranks on deaths in step 7."""
+    findings = [rank.find(dead) for rank in ranks]
+    return [rank.hear(findings, 7, "forward", [0, 1]) for rank in ranks]
+
+
+def test_ranks_judge_alike_by_all_findings():
+    knows, guesses = UserCode(lambda rank: (SLOT,)), UserCode(lambda rank: None)
+    guesses.seals = 3
+    for rank in (knows, guesses):
+        rank.begin()
+    assert heard([knows, guesses], {4: (1, 2)}) == [None, None]
+    assert knows.faults == guesses.faults == {4: died(SLOT)}
+    assert knows.seals == guesses.seals == 3
+    told = {"event": "slot_failed", "rank": 4, "step": 7, "slot": 1, "part": "body", "error": None}
+    assert knows.events([4, 5]) == guesses.events([4, 5]) == [told]
+
+
+def test_an_error_has_its_rank_leave_in_the_next_recovery():
+    rank, other = UserCode(), UserCode()
+    engine = SimpleNamespace(rank=0, recovery=SimpleNamespace(recover=rank.begin))
+    with pytest.raises(AssertionError, match="a recovery went on"):
+        rank.leave(engine, SLOT, "ValueError: x")
+    leaving, of_other = heard([rank, other], {})
+    assert leaving == of_other == Leaving({0: "ValueError: x"}, "", True, ScriptFailed)
+    error = leaving.ending("no rank is left")
+    assert (str(error), error.speaker) == ("ValueError: x (no rank is left)", 0)
+
+
+def test_a_suspicion_of_one_recovery_counts_no_more_in_the_next():
+    guesses = UserCode(lambda rank: None)
+    guesses.begin()
+    guesses.hear([guesses.find({4: (1,)})], 7, "save", [0])  # where no slot was computed
+    assert guesses.faults == {}
+    guesses.begin()
+    guesses.hear([guesses.find({})], 8, "forward", [0])
+    assert guesses.faults == {}
 
 
 def test_a_rank_that_died_has_left_where_user_code_was():
