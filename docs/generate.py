@@ -26,11 +26,12 @@ from typing import Any
 import ecrm
 from ecrm import config, kernels, nn, ops
 from ecrm.base import errors
+from ecrm.base.fields import Field
 from ecrm.cli.commands import make_parser
 from ecrm.config.reference import keys_of
 from ecrm.config.schema import SECTIONS
+from ecrm.engine.events import EVENTS, fields_of, meaning_of
 from ecrm.run import files
-from ecrm.run.events import EVENTS, Field
 from ecrm.run.files import File
 
 ROOT = Path(__file__).parent.parent
@@ -210,8 +211,8 @@ def events_page() -> str:
         wrapped("Events: " + ", ".join(f"[{name}](#{name})" for name in EVENTS) + "."),
     ]
     for name, event in EVENTS.items():
-        rows = field_rows(event.fields)
-        blocks += [f"## {name}", wrapped(event.meaning), table(FIELD_HEADER, rows)]
+        rows = field_rows(fields_of(event))
+        blocks += [f"## {name}", wrapped(meaning_of(event)), table(FIELD_HEADER, rows)]
     return "\n\n".join(blocks)
 
 

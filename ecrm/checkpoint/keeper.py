@@ -20,6 +20,7 @@ from ecrm.checkpoint.folder import CheckpointFolder, name_of
 from ecrm.checkpoint.manifest import NAME as MANIFEST
 from ecrm.checkpoint.manifest import Manifest
 from ecrm.checkpoint.write import Buffers, Part
+from ecrm.engine import events
 from ecrm.engine.engine import Engine
 
 GIVE_UP_SECONDS = 600.0
@@ -57,7 +58,7 @@ class Checkpoints:
 
     Every live rank calls the same methods between the same steps.
 
-    `tell(fields)` gets the events, on every rank. `background(work)` runs `work` while training
+    `tell(event)` gets the events, on every rank. `background(work)` runs `work` while training
     goes on. `written_bytes` counts the bytes of this rank's files once all ranks have finished
     their parts, without manifests. `first` is the step of the checkpoint from which the run began:
     by default the engine's step, 0 without a checkpoint. `not_finite(step, why)` is called on every
@@ -71,7 +72,7 @@ class Checkpoints:
         folder: CheckpointFolder,
         identity: dict[str, Any],
         policy: CheckpointPolicy,
-        tell: Callable[[dict[str, Any]], None] = lambda fields: None,
+        tell: Callable[[events.Event], None] = lambda event: None,
         clock: Callable[[], float] = time.monotonic,
         background: Callable[[Callable[[], None]], None] = _in_a_thread,
         first: int | None = None,
@@ -189,7 +190,7 @@ class Checkpoints:
             troubles = engine.state.transport.gather(trouble, "the best model was kept")
         # the model is unharmed, so training goes on without `best`
         if why := troubles[engine.view.reporter]:
-            self._tell({"event": "checkpoint_failed", "step": engine.step, "why": why})
+            self._tell(events.CheckpointFailed(step=engine.step, why=why))
 
     def _mark_best(self, step: int) -> str:
         """Point `best` at the checkpoint of `step`; returns the reason for a failure, else "".
@@ -390,15 +391,14 @@ class Checkpoints:
         self._part, self._last_at, self._look_at, self._kept = None, self._clock(), 0, manifest.step
         self._base = Manifest(**{**vars(manifest), "dense": dense})
         self._tell(
-            {
-                "event": "checkpoint",
-                "step": manifest.step,
-                "kind": manifest.kind,
-                "rows": manifest.rows,
-                "bytes": manifest.bytes,
-                "seconds": self._clock() - self._began,
-                "stall_seconds": self._stalled + self._clock() - began,
-            }
+            events.Checkpoint(
+                step=manifest.step,
+                kind=manifest.kind,
+                rows=manifest.rows,
+                bytes=manifest.bytes,
+                seconds=self._clock() - self._began,
+                stall_seconds=self._stalled + self._clock() - began,
+            )
         )
 
     def _prune(self) -> None:
@@ -423,4 +423,4 @@ class Checkpoints:
                 self._folder.give_up(step)
         self._part = self._base = None
         self._last_at, self._look_at = self._clock(), 0
-        self._tell({"event": "checkpoint_failed", "step": step, "why": why})
+        self._tell(events.CheckpointFailed(step=step, why=why))

@@ -40,9 +40,6 @@ KILLED_FROM_OUTSIDE = "ECRM_KILLED_FROM_OUTSIDE"
 `ecrm drill` sets the variable, and kills the ranks.
 """
 
-KILL_DUE = "kill_due"
-"""The event of a rank waiting to be killed."""
-
 
 @dataclass(frozen=True)
 class Kill:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrm.config.faults import KILL_DUE, Kill
+from ecrm.config.faults import Kill
 from ecrm.drill.options import HostKill, RandomKills
 from ecrm.drill.run_record import KillDone
+from ecrm.engine.events import KillDue
 from ecrm.run.reading import Event, EventTail, read_json
 from ecrm.run.run_folder import SUMMARY_DRAFT
 
@@ -194,7 +195,7 @@ class ScheduledKiller(KillerThread):
             waiting += [
                 event["scheduled"]
                 for event in events
-                if event["event"] == KILL_DUE and event["scheduled"] in self._due
+                if event["event"] == KillDue.name and event["scheduled"] in self._due
             ]
             entries = {entry["rank"]: entry for entry in _here(self._folder)} if waiting else {}
             # ranks.json may come after the first report

@@ -76,6 +76,7 @@ from torch import Tensor
 from ecrm.base.allocate import CPU, Allocate, ReusableBuffer, ZerosOn, lazy_zeros
 from ecrm.base.errors import ChangedDataError, ReplicasDiffer
 from ecrm.device.pinned import rows_to_send
+from ecrm.engine import events
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopRequested
 from ecrm.engine.in_flight import StepInFlight
@@ -589,11 +590,9 @@ class Engine:
         state, now = self.state, self.state.clock()
         for failure in state.failures.step_finished(self._last_finished, now):
             state.hooks.event(
-                {
-                    "event": "resumed",
-                    "ranks": list(failure.ranks),
-                    "stall_seconds": failure.stall_seconds,
-                }
+                events.Resumed(
+                    ranks=list(failure.ranks), stall_seconds=failure.stall_seconds or 0.0
+                )
             )
         self._replica_check.stepped(now - self._last_finished)
         self._last_finished = now

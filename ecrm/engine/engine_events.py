@@ -1,9 +1,10 @@
-"""The engine's events, for hooks and events.jsonl. Pure: values in, values out."""
+"""The engine's events, made from objects of the engine. Pure: values in, values out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ecrm.engine import events
 from ecrm.engine.failures import Failure
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import RowSpace
@@ -15,7 +16,7 @@ FLOAT_BYTES = 4
 
 def failure_event(
     failure: Failure, before: View, view: View, committed: int, left: int, left_when_rebuilt: int
-) -> dict[str, object]:
+) -> events.Failure:
     """Ranks died; `view` has the new hosts of the dead ranks' roles.
 
     `left`: how many more failure domains may be lost at once now; `left_when_rebuilt`: after the
@@ -26,89 +27,89 @@ def failure_event(
         for shard in before.rebuilding
         if shard not in failure.shards and view.shards[shard] != before.shards[shard]
     ]
-    return {
-        "event": "failure",
-        "ranks": list(failure.ranks),
-        "step": failure.step,
-        "phase": failure.phase,
-        "committed": committed,
-        "redone_steps": failure.redone_steps,
-        "recovery_seconds": failure.recovery_seconds,
-        "shards": {shard: view.shards[shard] for shard in failure.shards},
-        "slots": {slot: view.slots[slot] for slot in failure.slots},
-        "moved": {shard: view.shards[shard] for shard in moved},
-        "failures_left": left,
-        "failures_left_when_rebuilt": left_when_rebuilt,
-    }
+    return events.Failure(
+        ranks=list(failure.ranks),
+        step=failure.step,
+        phase=failure.phase,
+        committed=committed,
+        redone_steps=failure.redone_steps,
+        recovery_seconds=failure.recovery_seconds,
+        shards={shard: view.shards[shard] for shard in failure.shards},
+        slots={slot: view.slots[slot] for slot in failure.slots},
+        moved={shard: view.shards[shard] for shard in moved},
+        failures_left=left,
+        failures_left_when_rebuilt=left_when_rebuilt,
+    )
 
 
 def interrupted_event(
     number: int, step: int, phase: str, committed: int, redone_steps: int, seconds: float, why: str
-) -> dict[str, object]:
+) -> events.Interrupted:
     """The `number`-th recovery without a death; `why`: the failures, with the ranks, in words."""
-    return {
-        "event": "interrupted",
-        "number": number,
-        "step": step,
-        "phase": phase,
-        "committed": committed,
-        "redone_steps": redone_steps,
-        "recovery_seconds": seconds,
-        "why": why,
-    }
+    return events.Interrupted(
+        number=number,
+        step=step,
+        phase=phase,
+        committed=committed,
+        redone_steps=redone_steps,
+        recovery_seconds=seconds,
+        why=why,
+    )
 
 
-def rebuilt_event(failure: Failure, left: int) -> dict[str, object]:
+def rebuilt_event(failure: Failure, left: int) -> events.Rebuilt:
     """The shards lost in a failure are whole again."""
-    return {
-        "event": "rebuilt",
-        "ranks": list(failure.ranks),
-        "shards": list(failure.shards),
-        "rebuild_seconds": failure.rebuild_seconds,
-        "rebuilt_bytes": failure.rebuilt_bytes,
-        "on_demand_rows": failure.on_demand_rows,
-        "failures_left": left,
-    }
+    return events.Rebuilt(
+        ranks=list(failure.ranks),
+        shards=list(failure.shards),
+        rebuild_seconds=failure.rebuild_seconds or 0.0,
+        rebuilt_bytes=failure.rebuilt_bytes,
+        on_demand_rows=failure.on_demand_rows,
+        failures_left=left,
+    )
 
 
-def restored_event(step: int, view: View, accounts: list[dict[str, object]]) -> dict[str, object]:
+def restored_event(step: int, view: View, accounts: list[dict[str, object]]) -> events.Restored:
     """Lost shards are whole, with the losses in `accounts`: see `Protection.accounts`."""
-    return {"event": "restored", "step": step, "epoch": view.epoch, "shards": accounts}
+    return events.Restored(step=step, epoch=view.epoch, shards=accounts)
+
+
+def view_event(step: int, view: View) -> events.View:
+    """Roles have moved between ranks: `view` has the new hosts."""
+    return events.View(step=step, epoch=view.epoch, live=list(view.live))
 
 
 def reshaped_event(
     step: int, shape: StripeShape, seconds: float, moved_bytes: int, left: int
-) -> dict[str, object]:
+) -> events.Reshaped:
     """All data lie in stripes of `shape` now."""
-    return {
-        "event": "reshaped",
-        "step": step,
-        "servers": shape.shards,
-        "k": shape.k,
-        "m": shape.m,
-        "seconds": seconds,
-        "moved_bytes": moved_bytes,
-        "failures_left": left,
-    }
+    return events.Reshaped(
+        step=step,
+        servers=shape.shards,
+        k=shape.k,
+        m=shape.m,
+        seconds=seconds,
+        moved_bytes=moved_bytes,
+        failures_left=left,
+    )
 
 
 def rolled_back_event(
     step: int, view: View, from_step: int, why: str, seconds: float
-) -> dict[str, object]:
+) -> events.RolledBack:
     """All ranks have gone back to the state of the durable tier."""
-    return {
-        "event": "rolled_back",
-        "step": step,
-        "epoch": view.epoch,
-        "from_step": from_step,
-        "why": why,
-        "seconds": seconds,
-    }
+    return events.RolledBack(
+        step=step,
+        epoch=view.epoch,
+        from_step=from_step,
+        why=why,
+        seconds=seconds,
+    )
 
 
 def corruption_event(
     finding: Finding, step: int, spaces: Sequence[RowSpace], shape: StripeShape
-) -> dict[str, object]:
+) -> events.Corruption:
     """The event of a finding, committed by `step`.
 
     `kind` is `data` (bytes of a row), `state` (optimizer state of a row), `parity`, or `unknown`
@@ -123,20 +124,19 @@ def corruption_event(
     elif unit is not None:
         kind = "data" if finding.error[: FLOAT_BYTES * space.dim].any() else "state"
         table, row = _table_and_row(space, finding.stripe * shape.k + unit)
-    return {
-        "event": "corruption",
-        "step": step,
-        "kind": kind,
-        "table": table,
-        "row": row,
-        "shard": None if unit is None else shape.shard_of_unit(finding.stripe % shape.shards, unit),
-        "unit": unit,
-        "space": finding.space,
-        "stripe": finding.stripe,
-        "rows": [finding.stripe * shape.k, finding.stripe * shape.k + shape.k - 1],
-        "repaired": finding.repaired,
-        "exact": finding.exact,
-    }
+    return events.Corruption(
+        step=step,
+        kind=kind,
+        table=table,
+        row=row,
+        shard=None if unit is None else shape.shard_of_unit(finding.stripe % shape.shards, unit),
+        unit=unit,
+        space=finding.space,
+        stripe=finding.stripe,
+        rows=[finding.stripe * shape.k, finding.stripe * shape.k + shape.k - 1],
+        repaired=finding.repaired,
+        exact=finding.exact,
+    )
 
 
 def _table_and_row(space: RowSpace, row: int) -> tuple[str | None, int | None]:

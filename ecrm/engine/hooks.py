@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ecrm.engine.events import Event
 from ecrm.engine.inquest import Inquest
 from ecrm.transport.message import Received
 
@@ -57,7 +58,7 @@ class Hooks:
     """Reports of the engine to the outside, and questions asked by the engine.
 
     - `phase(step, name)`: a phase begins.
-    - `event(fields)`: an event, see `ecrm/engine/engine_events.py`.
+    - `event(told)`: an event, see `ecrm/engine/events.py`.
     - `committed()`: this rank has accepted a commit.
     - `recovered()`: a recovery is finished.
     - `troubled(step, {slot: trouble})`: troubles told by slots in a step, the same on all ranks.
@@ -71,7 +72,7 @@ class Hooks:
     """
 
     phase: Callable[[int, str], None] = _ignore
-    event: Callable[[dict[str, object]], None] = _ignore
+    event: Callable[[Event], None] = _ignore
     committed: Callable[[], None] = _ignore
     recovered: Callable[[], None] = _ignore
     troubled: Callable[[int, Mapping[int, str]], None] = _ignore

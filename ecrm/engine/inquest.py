@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ecrm.base.errors import EcrmError
+from ecrm.engine.events import Event
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,6 @@ class Inquest:
         """The findings on `dead` ranks, to be appended to an error; "" without findings."""
         return ""
 
-    def events(self, dead: Iterable[int]) -> Sequence[dict[str, object]]:
+    def events(self, dead: Iterable[int]) -> Sequence[Event]:
         """The events about `dead` ranks, once the recovery is through."""
         return ()

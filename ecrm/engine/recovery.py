@@ -84,6 +84,7 @@ from ecrm.engine.engine_events import (
     failure_event,
     interrupted_event,
     rolled_back_event,
+    view_event,
 )
 from ecrm.engine.failures import MOST_FUTILE, Failure
 from ecrm.engine.hooks import StepAborted
@@ -243,14 +244,14 @@ class Recovery:
         # calls may fail though no rank died: such a recovery is no failure, but an interruption
         if dead:
             self._record_failure(dead, before, began)
-            for fields in inquest.events(dead):
-                state.hooks.event(fields)
+            for told in inquest.events(dead):
+                state.hooks.event(told)
         else:
             self._record_interruption(ledger.why_in_words, began)
         # a rollback has loaded all rows: no lost shard waits for a rebuild any more
         if self.rollbacks > rollbacks:
             state.failures.shards_whole(list(range(len(before.shards))), (), {}, state.clock())
-        state.hooks.event({"event": "view", "step": state.step, "view": state.view})
+        state.hooks.event(view_event(state.step, state.view))
         self.through += 1
         state.hooks.recovered()
 

@@ -14,6 +14,7 @@ from ecrm.engine.engine_events import (
     rebuilt_event,
     reshaped_event,
     restored_event,
+    view_event,
 )
 from ecrm.engine.failures import FailureLog
 from ecrm.engine.hooks import EnginePolicy, Hooks
@@ -237,7 +238,7 @@ class EngineState:
                 self.failures_left,
             )
         )
-        self.hooks.event({"event": "view", "step": self.step, "view": self.view})
+        self.hooks.event(view_event(self.step, self.view))
 
     def adopt(self, laid_out: Reshape | Rollback) -> None:
         """Take shards, redundancy and view of a new layout, at this commit."""

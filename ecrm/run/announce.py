@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ecrm import __version__
@@ -16,7 +16,7 @@ from ecrm.base.version_set import version_set
 from ecrm.base.wording import counted
 from ecrm.checkpoint.folder import name_of
 from ecrm.config.faults import Kill, unfired
-from ecrm.config.schema import Config
+from ecrm.engine.events import Start
 from ecrm.engine.failures import Failure
 from ecrm.kernels import native
 from ecrm.process.device import gpu_memory
@@ -26,71 +26,46 @@ from ecrm.run.claim import RunContext
 from ecrm.run.connect import Cluster
 from ecrm.run.run_folder import RunFolder
 
-MB = 1e6
 
-
-def start_fields(
-    run: RunContext, cluster: Cluster, rank: Rank, own: dict[str, Any]
-) -> dict[str, Any]:
-    """Fields of both the event `start` and the summary; `set_up_seconds` end here.
-
-    `own` are fields specific to the kind of training.
-    """
+def start_event(
+    run: RunContext,
+    cluster: Cluster,
+    rank: Rank,
+    script: str | None,
+    dense_arch: str | None,
+    open_end: bool | None,
+) -> Start:
+    """The event `start` of this rank, with facts of the training; `set_up_seconds` end here."""
     config, start, versions = run.config, run.start, version_set()
-    fields: dict[str, Any] = {
-        "version": __version__,
-        "kernels": native.instruction_set(),
-        "versions": versions,
-        "version_set": name_of_versions(versions),
-        **own,
-        "world_size": config.world_size,
-        "oversubscribed": cluster.cores.manner,
-        "shares_memory_with": cluster.memory_readers,
-        "config": config.to_dict(),
-        "kills": [str(kill) for kill in run.spec.kills],
-    }
-    if (gpu := gpu_memory(config)) is not None:
-        fields["gpu"] = gpu
-    if run.folder.path is not None:
-        fields["run"] = run.trained.about()
-    if run.folder.earlier:
-        fields["before"] = run.ended_before
+    resumed = None
     if run.resume is not None:
-        fields["resumed"] = {
+        resumed = {
             "from": str(run.resume),
             "step": rank.engine.step,
             "changed": start.changed,
             "data_began": start.data_began,
         }
-    if start.begins_with is not None:
-        fields["init_from"] = str(start.begins_with.path)
-    fields["set_up_seconds"] = time.monotonic() - rank.began
-    return fields
-
-
-def start_in_words(
-    config: Config, protection: Protection, fields: dict[str, Any], steps: str, own: str
-) -> str:
-    """The first line of a run; `fields` are the result of `start_fields`.
-
-    `steps` describes the training in words, `own` has words specific to the kind of run.
-    """
-    resumed = f"from step {fields['resumed']['step']}, " if "resumed" in fields else ""
-    begins = f"with the weights of {fields['init_from']}, " if "init_from" in fields else ""
-    return (
-        f"{resumed}{begins}{config.ranks_in_words}, {protection.in_words}, "
-        f"{counted(config.slots, 'slot')}, {steps}; "
-        f"{own}kernels {fields['kernels']}, versions {fields['version_set']}"
-        f"{_gpu_in_words(fields.get('gpu'))}"
+    return Start(
+        version=__version__,
+        kernels=native.instruction_set(),
+        versions=versions,
+        version_set=name_of_versions(versions),
+        dense_arch=dense_arch,
+        script=script,
+        open_end=open_end,
+        world_size=config.world_size,
+        oversubscribed=cluster.cores.manner,
+        shares_memory_with=cluster.memory_readers,
+        config=config.to_dict(),
+        kills=[str(kill) for kill in run.spec.kills],
+        gpu=gpu_memory(config),
+        run=None if run.folder.path is None else run.trained.about(),
+        before=run.ended_before if run.folder.earlier else None,
+        resumed=resumed,
+        init_from=None if start.begins_with is None else str(start.begins_with.path),
+        set_up_seconds=time.monotonic() - rank.began,
+        failures_left=rank.engine.state.failures_left,
     )
-
-
-def _gpu_in_words(gpu: Mapping[str, Any] | None) -> str:
-    if gpu is None:
-        return ""
-    if "bytes" not in gpu:
-        return f", GPU {gpu['name']}"
-    return f", GPU {gpu['name']}: {gpu['taken'] / MB:,.0f} of {gpu['bytes'] / MB:,.0f} MB taken"
 
 
 def print_result(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ecrm.base.allocate import CPU, Allocate, ZerosOn
 from ecrm.base.console import say
 from ecrm.config.schema import Config
+from ecrm.engine import events
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.process.ready import ReadyMemory, ready_spares
@@ -131,10 +131,12 @@ def _reporter(run: RunContext, cluster: Cluster, remedy: str) -> Reporter:
     return Reporter(
         run.folder,
         cluster.processes,
-        cluster.protection.dense_replicas - 1,
-        run.durable.in_words,
-        cluster.protection.any_shards_may_be_lost,
-        remedy,
+        events.Terms(
+            cluster.protection.dense_replicas - 1,
+            run.durable.in_words,
+            cluster.protection.any_shards_may_be_lost,
+            remedy,
+        ),
         MetricsEndpoint(run.config.metrics.port, run.config.metrics.address),
     )
 
@@ -154,10 +156,10 @@ def _hooks(
         if faults is not None:
             faults.phase(step, name)
 
-    def event(fields: dict[str, Any]) -> None:
-        if fields["event"] == "view":
-            cluster.cores.heed(fields["view"])
-        reporter.event(fields)
+    def event(told: events.Event) -> None:
+        if isinstance(told, events.View):
+            cluster.cores.heed(reporter.view)
+        reporter.event(told)
 
     return Hooks(
         phase,

@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ecrm.run.events import EVENTS, RESTORED, SLOT_FAILED, Field, problems
+from ecrm.base.fields import Field, problems
+from ecrm.engine.events import RESTORED, EndedEarly, SlotFailed, Start, fields_of
 
 REPORTER = "the reporting rank"
 """The lowest rank with a dense replica: `View.reporter`."""
@@ -291,7 +292,7 @@ FAILURES = {
         "list",
         "ranks that left or died while the script's own code ran",
         optional=True,
-        parts=SLOT_FAILED,
+        parts=fields_of(SlotFailed),
     ),
 }
 
@@ -397,7 +398,7 @@ SUMMARY: Mapping[str, Field] = {
         "object",
         "why training ended before the last step",
         null=True,
-        parts=EVENTS["ended_early"].fields,
+        parts=fields_of(EndedEarly),
     ),
     "lives": Field(
         "list",
@@ -411,7 +412,7 @@ SUMMARY: Mapping[str, Field] = {
         },
     ),
     **KEPT,
-    **{name: kept for name, kept in EVENTS["start"].fields.items() if name != "failures_left"},
+    **{name: kept for name, kept in fields_of(Start).items() if name != "failures_left"},
     **LAUNCH,
 }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from ecrm.base.errors import NotFinite
+from ecrm.base import errors
+from ecrm.engine.events import Event, NotFinite
 
 MOST_SKIPPED = 50
 """The most skipped steps in a row: a GradScaler starting at 2 ** 16 needs about 16."""
@@ -21,7 +21,7 @@ class FiniteWatch:
 
     The watch ends the run (`stop`), or reports once in `window` steps.
 
-    `tell(fields)` gets the event; `kept()` is the step of the newest checkpoint, 0 without any.
+    `tell(event)` gets the event; `kept()` is the step of the newest checkpoint, 0 without any.
     `remedy` is the advice to a person about nonfinite values.
     """
 
@@ -29,7 +29,7 @@ class FiniteWatch:
         self,
         stop: bool,
         window: int,
-        tell: Callable[[dict[str, Any]], None],
+        tell: Callable[[Event], None],
         kept: Callable[[], int] = lambda: 0,
         remedy: str = REMEDY,
     ) -> None:
@@ -89,12 +89,11 @@ class FiniteWatch:
     def _heard(self, found_in: str, step: int, slot: int, why: str, began: str) -> None:
         if self._stop:
             self._end(why)
-        fields = {"step": step, "found_in": found_in, "slot": slot, "where": began, "why": why}
-        self._tell({"event": "not_finite", **fields})
+        self._tell(NotFinite(step=step, found_in=found_in, slot=slot, where=began, why=why))
 
     def _end(self, why: str) -> None:
         kept = self._kept()
-        raise NotFinite(
+        raise errors.NotFinite(
             f"{why}; {self._remedy}"
             + (f"; the checkpoint of step {kept}, which is finite, is kept" if kept else "")
         )

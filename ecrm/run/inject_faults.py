@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ecrm.base.testing_part import testing_part
 from ecrm.config.faults import Kill
 from ecrm.config.schema import TestingConfig
 from ecrm.engine.engine import Engine
+from ecrm.engine.events import Event
 
 
 class Faults(Protocol):
@@ -26,7 +27,7 @@ def injected_faults(
     testing: TestingConfig,
     rank: int,
     before_kill: Callable[[Kill, int], None],
-    write: Callable[[dict[str, Any]], None],
+    write: Callable[[Event], None],
 ) -> Faults | None:
     """The faults of this rank, see `InjectedFaults`; `None` for a run without any."""
     if not (kills or testing.flip or testing.gpu_fault or testing.skip_undo):

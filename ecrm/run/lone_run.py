@@ -10,12 +10,12 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from ecrm.base.console import say
 from ecrm.base.errors import UsageError
 from ecrm.config.schema import TrainConfig
 from ecrm.engine.engine import Engine
+from ecrm.engine.events import EndedEarly, Event, Terms
 from ecrm.engine.hooks import EnginePolicy, Hooks
 from ecrm.model.determinism import prepare_torch
 from ecrm.placement.assignment import initial_view
@@ -26,7 +26,6 @@ from ecrm.protection.none import NoProtection
 from ecrm.run.finite import FiniteWatch
 from ecrm.run.loaded_files import check_names
 from ecrm.run.memory_check import judged, reserve, shard_bytes
-from ecrm.run.reporter import ended_in_words
 from ecrm.run.session_progress import SessionProgress
 from ecrm.run.session_run import REMEDY
 from ecrm.run.started import Started, Wanted
@@ -89,10 +88,10 @@ def _check_memory(wanted: Wanted) -> None:
     reserve(spaces, shape, 1, host)
 
 
-def _tell(fields: Mapping[str, Any]) -> None:
+def _tell(told: Event) -> None:
     """Print the event of an early end of training; a lone rank prints no more events."""
-    if fields["event"] == "ended_early":
-        say(ended_in_words(fields))
+    if isinstance(told, EndedEarly):
+        say(told.line(Terms()))
 
 
 def _check_alone(environ: Mapping[str, str]) -> None:
@@ -113,7 +112,7 @@ class LoneRun:
 
     def __init__(self, wanted: Wanted, every: int) -> None:
         protection = NoProtection(shards=1)
-        watch = FiniteWatch(True, every, lambda fields: None, remedy=REMEDY)
+        watch = FiniteWatch(True, every, lambda told: None, remedy=REMEDY)
         self.engine = Engine(
             LoneTransport(),
             wanted.tables,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from ecrm.engine.engine import Engine
-from ecrm.run.reporter import KEPT_COMMITS
+from ecrm.engine.events import Progress
+from ecrm.run.reporter import KEPT_COMMITS, Make
 
 MOST_FINISHED = 1000
 """Most steps between progress steps, however rarely a line is printed.
@@ -19,15 +20,17 @@ MOST_FINISHED = 1000
 The bound limits the memory kept by a rank, and the history lost by a rank's death.
 """
 
-Told = tuple[dict[str, Any], str]
-"""The fields of a progress event, and the event's line, empty for no line."""
-
-Tell = Callable[[int, Callable[[], Told]], None]
-"""See `Progress`."""
+Tell = Callable[[int, Make], None]
+"""See `StepProgress`."""
 
 
-Measured = Callable[[], dict[str, Any]]
-"""Returns the measured values, called when the event is told."""
+@dataclass(frozen=True)
+class Measured:
+    """Measurements of a dense holder; see the fields of `ecrm.engine.events.Progress`."""
+
+    skipped: int
+    logged: Mapping[str, float]
+    window: int
 
 
 def window_start(step: int, every: int) -> int:
@@ -44,13 +47,17 @@ def window_start(step: int, every: int) -> int:
 class StepProgress(ABC):
     """Keeps step times on every rank; calls `tell(step, make)` at progress steps and the last step.
 
-    `make()`, on a holder of the dense replica, returns the fields and the line. A line comes every
+    `make()`, on a holder of the dense replica, returns the event and the line. A line comes every
     `every` steps (0: only at the end), an event without a line every `MOST_FINISHED` steps.
-    Subclasses decide on the measured values besides times.
+    `open_end`: whether the data may end before the last step. `samples`: the number of samples in a
+    step, 0 if unknown. Subclasses decide on the measured values besides times.
     """
 
-    def __init__(self, steps: int, every: int, tell: Tell) -> None:
+    def __init__(
+        self, steps: int, every: int, tell: Tell, open_end: bool = False, samples: int = 0
+    ) -> None:
         self._steps, self._every, self._tell = steps, every, tell
+        self._open_end, self._samples = open_end, samples
         self.step_seconds: list[float] = []
         self._reported = self._forgotten = 0
         # for events another rank may have to tell: commits at the event, first step needed
@@ -95,38 +102,39 @@ class StepProgress(ABC):
             return
         first = window_start(step, self._every)
         seconds = max(self._last - self._window_start, 1e-9)
-        fields = {
-            "step": step,
-            "committed": engine.committed,
-            **self.counted(step, len(self._finished_at) / seconds),
-            "failures_left": engine.state.failures_left,
-            "rebuilt": engine.state.rebuild_fraction,
-            "finished": self._finished_at,
-        }
+        pace = len(self._finished_at) / seconds
+        progress = Progress(
+            step=step,
+            committed=engine.committed,
+            steps_per_second=pace,
+            samples=step * self._samples or None,
+            samples_per_second=pace * self._samples or None,
+            failures_left=engine.state.failures_left,
+            rebuilt=engine.state.rebuild_fraction,
+            finished=self._finished_at,
+            window=0,
+        )
         self._told.append((engine.state.commits, first))
-        self._tell(step, partial(self._made, first, fields, self.measured(engine, first)))
+        self._tell(step, partial(self._made, first, progress, self.measured(engine, first)))
         self._reported, self._window_start, self._finished_at = step, self._last, []
 
-    def _made(self, first: int, fields: dict[str, Any], measured: Measured) -> Told:
-        step = fields["step"]
-        fields = {**fields, **measured()}
-        line = step == self._steps or (self._every and step % self._every == 0)
-        return fields, self.in_words(fields, step - first) if line else ""
+    def _made(
+        self, first: int, progress: Progress, measured: Callable[[], Measured]
+    ) -> tuple[Progress, str]:
+        step, found = progress.step, measured()
+        progress = replace(
+            progress, skipped=found.skipped, logged=found.logged, window=found.window
+        )
+        if step != self._steps and not (self._every and step % self._every == 0):
+            return progress, ""
+        return progress, progress.in_words(self._steps, self._open_end, step - first)
 
     @abstractmethod
-    def counted(self, step: int, steps_per_second: float) -> dict[str, Any]:
-        """The fields known to every rank about `step` steps and the pace."""
-
-    @abstractmethod
-    def measured(self, engine: Engine, first: int) -> Measured:
+    def measured(self, engine: Engine, first: int) -> Callable[[], Measured]:
         """The measurements of a dense holder for the steps from `first` up to the engine's.
 
         The returned function may be called commits later.
         """
-
-    @abstractmethod
-    def in_words(self, fields: dict[str, Any], window: int) -> str:
-        """The line of a progress step, `window` steps after the last line."""
 
     def _forget(self, engine: Engine) -> None:
         """Have the engine forget notes of steps never to be told, or told again, later."""

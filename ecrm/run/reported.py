@@ -9,6 +9,7 @@ from typing import Any
 
 from ecrm.base.errors import UsageError
 from ecrm.engine.engine import Engine
+from ecrm.engine.events import EndedEarly
 from ecrm.model.module_replica import ModuleReplica
 
 EVALUATED = "eval_"
@@ -125,7 +126,7 @@ class Findings:
     reports: Mapping[str, Any] | None
 
 
-def ended_early(engine: Engine, steps: int) -> dict[str, Any] | None:
+def ended_early(engine: Engine, steps: int) -> EndedEarly | None:
     """The step and reason of an early end asked for by the script; `None` otherwise.
 
     Known to dense holders.
@@ -137,7 +138,7 @@ def ended_early(engine: Engine, steps: int) -> dict[str, Any] | None:
     why, best = "session.stop() was called", None
     if reported.out_of_patience:
         why, best = reported.in_words(), reported.step
-    return {"step": engine.step, "steps_wanted": steps, "best_step": best, "why": why}
+    return EndedEarly(step=engine.step, steps_wanted=steps, best_step=best, why=why)
 
 
 def last_named(engine: Engine) -> dict[str, float | None]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ecrm.engine.events import Event
 from ecrm.placement.view import View
 from ecrm.run.auto_resume import EVENTS, events_of
 from ecrm.run.reading import launch_id
@@ -51,7 +52,7 @@ class RunFolder:
         if path is not None:
             make_run_dir(path)
 
-    def event(self, fields: dict[str, Any]) -> None:
+    def event(self, told: Event) -> None:
         """Append a line to events.jsonl, in a single write: the whole line or nothing.
 
         The line also gets the time, in seconds since the epoch.
@@ -59,7 +60,7 @@ class RunFolder:
         if self.path is None or self.trouble is not None:
             return
         file = self.path / EVENTS
-        line = to_json({"time": time.time(), **fields}).encode() + b"\n"
+        line = to_json({"time": time.time(), **told.to_dict()}).encode() + b"\n"
         try:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:

@@ -18,6 +18,7 @@ from ecrm.base.console import Waiting, say
 from ecrm.base.errors import EcrmError, Unrecoverable, UsageError
 from ecrm.base.wording import counted, measured
 from ecrm.config.schema import Config
+from ecrm.engine import events
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks, StepAborted, StopRequested
@@ -27,7 +28,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.process.device import device_of, gpu_trained_on, trained_on
 from ecrm.process.preflight import host_name
-from ecrm.run.announce import start_fields, start_in_words, tell_end
+from ecrm.run.announce import start_event, tell_end
 from ecrm.run.build_rank import Rank, build_rank
 from ecrm.run.claim import RunContext, claim_run
 from ecrm.run.connect import Cluster, accept, connect, share_with
@@ -141,15 +142,18 @@ def start_run(wanted: Wanted) -> Started:
             OF_CONFIGS if follows else REMEDY,
             _multiplied(config, wanted) if follows else None,
         )
-        own = {"script": rank.script.typed}
-        if follows:
-            own = {"dense_arch": config.model.interaction}
-        end = {"open_end": True} if wanted.open_end else {}
-        fields = start_fields(run, cluster, built, {**own, **end})
+        start = start_event(
+            run,
+            cluster,
+            built,
+            script=None if follows else rank.script.typed,
+            dense_arch=config.model.interaction if follows else None,
+            open_end=wanted.open_end or None,
+        )
     built.standstill.places = whereabouts.places
-    rank_run, summary = _rank_run(rank, run, built, fields, wanted)
+    rank_run, summary = _rank_run(rank, run, built, start, wanted)
     built.standstill.watch(built.engine)
-    _tell_start(run, cluster, built, fields, wanted)
+    _tell_start(run, cluster, built, start, wanted)
     gc.collect()
     # collecting garbage among all objects of torch would stop every rank for 0.1 to 0.4 s
     gc.freeze()
@@ -287,7 +291,7 @@ def _rank_run(
     this: ThisRank,
     run: RunContext,
     rank: Rank,
-    fields: dict[str, Any],
+    start: events.Start,
     wanted: Wanted,
 ) -> tuple[RankRun, SummaryFields]:
     """This rank's part in the run, and the facts of the end."""
@@ -300,7 +304,7 @@ def _rank_run(
     checkpoints = checkpoints_of(run, rank)
     if wanted.keeps_best:
         inherit_best(run, rank)
-    record = Record(run.folder, fields, rank.meters.traffic, rank.meters.profile)
+    record = Record(run.folder, start.about(), rank.meters.traffic, rank.meters.profile)
     words = SummaryFields(engine, steps, wanted.samples, flat=this.script.follows_config)
     ending = Ending(engine, run.config, steps, record, checkpoints, progress, words)
     progress.restart_clock()
@@ -428,17 +432,18 @@ def _engine(
 
 
 def _tell_start(
-    run: RunContext, cluster: Cluster, rank: Rank, fields: dict[str, Any], wanted: Wanted
+    run: RunContext, cluster: Cluster, rank: Rank, start: events.Start, wanted: Wanted
 ) -> None:
     """Report the start of the run."""
     steps = f"{'at most ' if wanted.open_end else ''}{counted(run.start.steps, 'step')}"
     if wanted.samples:
         steps += f" of {counted(wanted.samples, 'sample')}"
-    arch = f"dense arch {fields['dense_arch']}, " if "dense_arch" in fields else ""
-    rank.reporter.started(
-        {**fields, "failures_left": rank.engine.state.failures_left},
-        start_in_words(run.config, cluster.protection, fields, steps, arch),
+    config = run.config
+    trained = (
+        f"{config.ranks_in_words}, {cluster.protection.in_words}, "
+        f"{counted(config.slots, 'slot')}, {steps}"
     )
+    rank.reporter.started(start, start.in_words(trained))
 
 
 class ScriptPart:
@@ -539,12 +544,13 @@ class SummaryFields:
         """Fields of the summary, on the reporter, after `steps` steps in `seconds`."""
         pace = steps / seconds
         named = last_named(self._engine).items()
+        ended = ended_early(self._engine, self._steps)
         return {
             "steps_per_second": pace,
             **samples_of(self._samples, self._engine.step, pace),
             **{EVALUATED + name: value for name, value in named},
             "sessions": self.sessions,
-            "ended_early": ended_early(self._engine, self._steps),
+            "ended_early": None if ended is None else ended.fields(),
             **self._counts,
         }
 
@@ -560,7 +566,7 @@ class SummaryFields:
     @property
     def _slot_faults(self) -> list[dict[str, Any]]:
         faults = user_code_of(self._engine).faults
-        return [fault.to_dict(rank) for rank, fault in faults.items() if fault.known]
+        return [fault.event(rank).fields() for rank, fault in faults.items() if fault.known]
 
 
 def _pace(summary: dict[str, Any] | None) -> str:

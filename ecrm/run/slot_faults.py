@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ecrm.base.wording import named
+from ecrm.engine.events import USER_CODE, SlotFailed
 
 RETRY_STEPS = 100
 """User code raising again within so many steps ends the run: the fault is not a single rank's.
@@ -20,7 +21,7 @@ MOST_UNKNOWN = 3
 
 UNKNOWN_STEP = -1
 
-PARTS = ("body", "batch", "evaluation", "before_step", "every", "on_commit", "after")
+PARTS = tuple(USER_CODE)
 BODY, BATCH, EVALUATION, BEFORE_STEP, EVERY, ON_COMMIT, AFTER = PARTS
 
 OF_SLOTS = (BODY, BATCH)
@@ -51,17 +52,7 @@ class Place(NamedTuple):
     part: str = BODY
 
     def __str__(self) -> str:
-        if self.part == EVALUATION:
-            return f"batch {self.slot} of an evaluation at step {self.step}"
-        if self.part == BEFORE_STEP:
-            return f"before_step of step {self.step}"
-        if self.part == EVERY:
-            return f"a function for session.every at step {self.step}"
-        if self.part == ON_COMMIT:
-            return f"a function for session.on_commit, told of step {self.step}"
-        if self.part == AFTER:
-            return "the script's code after the loop over session.steps"
-        return f"{'the batch of ' if self.part == BATCH else ''}step {self.step}, slot {self.slot}"
+        return USER_CODE[self.part].format(step=self.step, slot=self.slot)
 
 
 @dataclass(frozen=True)
@@ -88,21 +79,17 @@ class Fault:
     def to_json(self) -> list[Any]:
         return [[list(place) for place in self.places], self.known, self.error, self.of_data]
 
+    def event(self, rank: int) -> SlotFailed:
+        """The event about the fault of a rank, at its first place."""
+        first = self.places[0]
+        return SlotFailed(
+            rank=rank, step=first.step, slot=first.slot, part=first.part, error=self.error or None
+        )
+
     @staticmethod
     def from_json(fields: list[Any]) -> Fault:
         places, *rest = fields
         return Fault(tuple(Place(*place) for place in places), *rest)
-
-    def to_dict(self, rank: int) -> dict[str, Any]:
-        """The fault of `rank`, as in events and summaries."""
-        place = self.places[0]
-        return {
-            "rank": rank,
-            "step": place.step,
-            "slot": place.slot,
-            "part": place.part,
-            "error": self.error or None,
-        }
 
     @property
     def _agreed(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from ecrm.base.errors import DataError, ScriptFailed
 from ecrm.engine.engine import Engine
+from ecrm.engine.events import SlotFailed
 from ecrm.engine.inquest import Inquest, Leaving
 from ecrm.run.slot_faults import (
     UNJUDGED,
@@ -116,11 +117,11 @@ class UserCode(Inquest):
     def in_words(self, dead: Iterable[int]) -> str:
         return together_in(self.faults, dead)
 
-    def events(self, dead: Iterable[int]) -> list[dict[str, object]]:
+    def events(self, dead: Iterable[int]) -> list[SlotFailed]:
         """An event for each rank that died, or left, with user code at work."""
         # a suspected place is no finding: tell only of known places
         return [
-            {"event": "slot_failed", **self.faults[rank].to_dict(rank)}
+            self.faults[rank].event(rank)
             for rank in dead
             if rank in self.faults and self.faults[rank].known
         ]

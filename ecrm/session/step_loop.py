@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ecrm.base.console import say
 from ecrm.base.errors import UsageError
+from ecrm.engine import events
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.model.module_replica import ModuleReplica
@@ -230,8 +231,10 @@ class WorkBetweenSteps:
         if self._named:
             stand_in = self._engine.state.protection.stand_in
             away = [] if stand_in is None else sorted(stand_in.away)
-            said = {"step": self._engine.step, "values": dict(self._named), "shards_away": away}
-            self._engine.state.hooks.event({"event": "evaluation", **said})
+            said = events.Evaluation(
+                step=self._engine.step, values=dict(self._named), shards_away=away
+            )
+            self._engine.state.hooks.event(said)
 
     def _follow(self, reported: Reported, goal: Goal | None) -> None:
         """Collective: keep the model of a best value, and end training without gain."""
@@ -384,7 +387,7 @@ class SessionLoop:
         self._delivery.deliver(all_of_it=True)
         self._tell_reports()
         if ended := ended_early(self._engine, self._steps):
-            self._engine.state.hooks.event({"event": "ended_early", **ended})
+            self._engine.state.hooks.event(ended)
         self._over = True
         self._doing(Place(self._engine.step, 0, AFTER))
 

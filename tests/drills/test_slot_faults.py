@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ecrm.run.events import check_event
+from ecrm.engine.events import check_event
 from ecrm.run.files import check_summary, undescribed
 from support.commands import ecrm
 from support.drilling import Run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.run.events import check_event
+from ecrm.engine.events import check_event
 from ecrm.run.files import STOPPED, check_summary, undescribed
 from support.commands import ecrm
 from support.paths import PROGRAMS

@@ -14,6 +14,7 @@ from ecrm.config.faults import KILLED_FROM_OUTSIDE, Kill
 from ecrm.drill.killers import RandomKiller, ScheduledKiller, Survivability, draws, hosts_of
 from ecrm.drill.options import HostKill, RandomKills
 from ecrm.testing.faults.kill_switch import KillSwitch
+from support.telling import noted_in
 
 START = {"time": 0.0, "event": "start", "world_size": 4}
 RANKS = [{"rank": rank, "live": True, "pid": 100 + rank} for rank in (2, 0, 3, 1)]
@@ -211,7 +212,7 @@ from ecrm.config.faults import Kill
 from ecrm.testing.faults.kill_switch import KillSwitch
 def write(event):
     with open(sys.argv[1] + "/events.jsonl", "a") as file:
-        file.write(json.dumps({"time": 0.0, **event}) + chr(10))
+        file.write(json.dumps({"time": 0.0, **event.to_dict()}) + chr(10))
 switch = KillSwitch([Kill(2, 5, "parity")], 2, None, write)
 switch(4, "parity")
 switch(5, "update")
@@ -249,7 +250,7 @@ def test_a_rank_waits_in_its_phase_and_is_killed_by_pid(tmp_path):
 def test_a_rank_that_nobody_kills_goes_on():
     waited, written = [], []
     switch = KillSwitch(
-        [Kill(2, 5)], 2, None, written.append, {KILLED_FROM_OUTSIDE: "1"}, waited.append
+        [Kill(2, 5)], 2, None, noted_in(written), {KILLED_FROM_OUTSIDE: "1"}, waited.append
     )
     for step in range(4, 8):
         switch(step, "input")

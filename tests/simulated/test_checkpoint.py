@@ -48,6 +48,7 @@ from ecrm.testing.simulated_transport import (
 )
 from support.seeds import some_and_more
 from support.simulating import dies_once
+from support.telling import noted_in
 
 
 class Run:
@@ -111,7 +112,7 @@ class Run:
 
             hooks = Hooks(
                 phase=phase,
-                event=self.events.append,
+                event=noted_in(self.events),
                 committed=lambda: checkers.after_commit(rank),
                 recovered=lambda: checkers.after_recovery(rank),
             )
@@ -131,7 +132,7 @@ class Run:
                         own,
                         identity,
                         policy,
-                        self.events.append,
+                        noted_in(self.events),
                         lambda: 0.0,
                         lambda work: work(),
                     ),

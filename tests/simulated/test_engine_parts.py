@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ecrm.testing.simulate.workload as workload_module
+from ecrm.engine import events
 from ecrm.engine.computed import Computed
 from ecrm.engine.dense import SlicedSum
 from ecrm.engine.engine import Engine
@@ -443,11 +444,10 @@ def test_all_ranks_give_one_account_of_a_death():
                 phases[rank] = name
                 cluster.enter_phase(rank, step, name)
 
-            def event(fields):
-                if fields["event"] == "failure":
-                    accounts.setdefault((seed, *fields["ranks"]), set()).add(
-                        tuple(fields[name] for name in ("step", "phase", "redone_steps"))
-                    )
+            def event(told):
+                if isinstance(told, events.Failure):
+                    account = told.step, told.phase, told.redone_steps
+                    accounts.setdefault((seed, *told.ranks), set()).add(account)
 
             return run_workload(workload, transport, Hooks(phase, event))
 

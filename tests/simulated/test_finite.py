@@ -15,6 +15,7 @@ from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.run.finite import NO_SCALE, FiniteWatch
 from ecrm.testing.simulate.workload import Workload, make_engine, run_workload, train_step
 from ecrm.testing.simulated_transport import RandomFaults, SimulatedCluster
+from support.telling import noted_in
 
 
 def ends(
@@ -91,7 +92,7 @@ def test_all_ranks_hear_it_in_the_step_whoever_dies(interval, deaths, protection
 
 def test_a_warning_comes_once_in_a_window_and_the_run_goes_on():
     told = []
-    watch = FiniteWatch(stop=False, window=10, tell=told.append)
+    watch = FiniteWatch(stop=False, window=10, tell=noted_in(told))
     for step in range(17, 45):
         if troubles := watch.troubles_to_report(step, {1: "in b", 0: "in a"}):
             watch.losses(step, troubles)
@@ -103,7 +104,7 @@ def test_a_warning_comes_once_in_a_window_and_the_run_goes_on():
 @pytest.mark.parametrize("stop", [True, False])
 def test_steps_that_are_skipped_are_counted_once_and_so_many_in_a_row_are_told(stop):
     told: list[dict] = []
-    watch, trouble = FiniteWatch(stop, 10, told.append), {1: "in the gradient of top"}
+    watch, trouble = FiniteWatch(stop, 10, noted_in(told)), {1: "in the gradient of top"}
     steps = [0, 1, *range(20, 51), 1, *range(20, 51), *range(30, 51)]  # gone back twice
     for step in steps:
         watch.skipped(step, trouble)
@@ -151,7 +152,7 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, ki
                     hosted.touched[row] = True
 
     def program(transport):
-        watch = FiniteWatch(stop, 1, events.append)
+        watch = FiniteWatch(stop, 1, noted_in(events))
 
         def make(engine):
             return Checkpoints(
@@ -159,7 +160,7 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, ki
                 CheckpointFolder(tmp_path),
                 {},
                 policy,
-                events.append,
+                noted_in(events),
                 background=lambda work: work(),
                 not_finite=watch.checkpoint,
             )

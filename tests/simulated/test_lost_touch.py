@@ -20,6 +20,7 @@ from ecrm.testing.simulate.oracle import truth_of
 from ecrm.testing.simulate.workload import Workload, run_workload
 from ecrm.testing.simulated_transport import SimulatedCluster
 from ecrm.transport.base import PeerFailure, Transport
+from support.telling import noted_in
 
 FAILS_AT = 5
 
@@ -85,12 +86,12 @@ def _run_failing(
             if fails(transport.rank, step, name):
                 raise PeerFailure("injected")
 
-        def event(fields: dict) -> None:
-            events[transport.rank].append(fields)
-
         try:
             return run_workload(
-                workload, transport, Hooks(phase=phase, event=event), report=reported.append
+                workload,
+                transport,
+                Hooks(phase=phase, event=noted_in(events[transport.rank])),
+                report=reported.append,
             )
         except (Unrecoverable, UsageError) as error:
             return error

@@ -36,6 +36,7 @@ from ecrm.testing.simulate.workload import Workload, run_workload
 from ecrm.testing.simulated_transport import RandomFaults, SimulatedCluster, SimulationError
 from support.seeds import some_and_more
 from support.simulating import dies_once
+from support.telling import noted_in
 
 SMALL = Workload(
     tables=(Table("a", 9, 4), Table("b", 5, 4)),
@@ -84,7 +85,7 @@ def run(
 
         hooks = Hooks(
             phase=lambda step, name: cluster.enter_phase(transport.rank, step, name),
-            event=events.append,
+            event=noted_in(events),
         )
         try:
             return run_workload(

@@ -40,6 +40,7 @@ from support.promises import (
     ROLLS_BACK,
     Promise,
 )
+from support.telling import noted_in
 
 every = pytest.mark.parametrize("name", PROMISES)
 KEEPING = [name for name, promise in PROMISES.items() if promise.survives]
@@ -122,7 +123,7 @@ def simulate(
 
         hooks = Hooks(
             phase,
-            found.events.append,
+            noted_in(found.events),
             lambda: committed(engines[rank]),
             lambda: recovered(engines[rank]),
         )

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from ecrm.base.errors import EcrmError, ScriptFailed
+from ecrm.engine import events
+from ecrm.engine.events import Event
 from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.engine.rollback import Durable
 from ecrm.placement.tables import Table
@@ -154,17 +156,17 @@ class Trace:
         return "\n".join(told) + "\n"
 
 
-def in_words(event: dict[str, object]) -> str:
+def in_words(event: Event) -> str:
     """An event without its times."""
     shown = {
         name: value
-        for name, value in event.items()
-        if name not in ("event", "view", "shards_left", "why")
+        for name, value in event.fields().items()
+        if name not in ("shards_left", "why")
         and "seconds" not in name
         and "bytes" not in name
         and value not in ({}, [], None)
     }
-    return f"event {event['event']}: " + ", ".join(f"{name} {v}" for name, v in shown.items())
+    return f"event {event.name}: " + ", ".join(f"{name} {v}" for name, v in shown.items())
 
 
 def run(case: Case, folder: Path, trace: Trace) -> tuple[dict[int, Outcome], tuple[int, ...]]:
@@ -198,9 +200,9 @@ def on_rank(
             say("dies")
             raise
 
-    def event(fields: dict[str, object]) -> None:
-        if fields["event"] != "view":
-            say(in_words(fields))
+    def event(told: Event) -> None:
+        if not isinstance(told, events.View):
+            say(in_words(told))
 
     watched(case, transport, say)
     hooks = Hooks(phase=phase, event=event, recovered=lambda: say("recovered"), inquest=UserCode())

@@ -19,6 +19,7 @@ from ecrm.testing.simulated_transport import (
     PhaseFault,
     SimulatedCluster,
 )
+from support.telling import noted_in
 
 WHOLE = 1000
 """So many rows per scrub that one check covers a whole row space.
@@ -120,7 +121,7 @@ def _hooks(cluster, rank, events):
     from ecrm.engine.hooks import Hooks
 
     return Hooks(
-        phase=lambda step, name: cluster.enter_phase(rank, step, name), event=events.append
+        phase=lambda step, name: cluster.enter_phase(rank, step, name), event=noted_in(events)
     )
 
 

@@ -86,7 +86,7 @@ def test_the_best_model_is_kept_and_training_ends_without_gain(deaths, interval,
 
     calm, calm_best, why = left((), tmp_path / "calm")
     assert calm_best == 4
-    assert "'step': 8" in why and "'best_step': 4" in why
+    assert "(step=8, " in why and "best_step=4" in why
     assert "none of 2 values reported since was better than 0.8 at step 4" in why
     found, best, said = left(DEATHS[deaths], tmp_path / "killed")
     assert (found.tables, found.dense, best, said) == (calm.tables, calm.dense, 4, why)

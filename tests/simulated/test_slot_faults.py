@@ -11,6 +11,7 @@ import pytest
 
 from ecrm.base.errors import DataError, EcrmError, ScriptFailed, Unrecoverable
 from ecrm.engine.engine import Engine
+from ecrm.engine.events import Event, SlotFailed
 from ecrm.engine.inquest import Leaving
 from ecrm.engine.ledger import Ledger
 from ecrm.engine.recovery import Recovery
@@ -153,9 +154,9 @@ class Script:
             return None
         return (self._places[rank],) if rank in self._places else ()
 
-    def _event(self, fields: dict[str, Any]) -> None:
-        if fields["event"] == "slot_failed":
-            self.events[fields["rank"]] = fields
+    def _event(self, told: Event) -> None:
+        if isinstance(told, SlotFailed):
+            self.events[told.rank] = told.to_dict()
 
 
 def evaluation(session: Session) -> tuple[float, ...]:

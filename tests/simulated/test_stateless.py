@@ -18,6 +18,7 @@ from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.lost_rows import CheckpointRows
 from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Engine
+from ecrm.engine.events import Event, Restored
 from ecrm.engine.hooks import Hooks
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout, StripeShape
@@ -40,6 +41,7 @@ from ecrm.testing.simulated_transport import (
 )
 from support.seeds import some_and_more
 from support.simulating import dies_once
+from support.telling import noted_in
 
 
 def test_a_row_displaced_by_another_is_not_known_and_none_is_mixed_up():
@@ -223,11 +225,11 @@ class Run:
 
                 engine.lookup, engine.apply = looking, noting
 
-            def event(fields: dict) -> None:
-                self.events.append(fields)
-                if fields["event"] == "restored":
-                    for account in fields["shards"]:
-                        self._note(account, fields["epoch"], engines[rank].view.live)
+            def event(told: Event) -> None:
+                self.events.append(told.to_dict())
+                if isinstance(told, Restored):
+                    for account in told.shards:
+                        self._note(account, told.epoch, engines[rank].view.live)
 
             own = CheckpointFolder(Path(workload.folder))
             hooks = Hooks(
@@ -249,7 +251,7 @@ class Run:
                         own,
                         {},
                         policy,
-                        self.events.append,
+                        noted_in(self.events),
                         lambda: 0.0,
                         lambda work: work(),
                     ),

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.engine.events import check_event
 from ecrm.launch.supervise import session_base
 from ecrm.process.linux import session_members
 from ecrm.process.neighbours import PidNotes
-from ecrm.run.events import check_event
 from ecrm.run.files import check_summary, undescribed
 
 RUN_SECONDS = 300
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """All lines of events.jsonl, each as ecrm/run/events.py says, or ValueError."""
+        """All lines of events.jsonl, each as ecrm/engine/events.py says, or ValueError."""
         lines = (self.folder / "events.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in lines]
         for event in events:

@@ -14,6 +14,7 @@ from ecrm.checkpoint.lost_rows import CheckpointRows
 from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
 from ecrm.config import Config, load_config
+from ecrm.engine.events import Event, Progress, Terms, check_event
 from ecrm.engine.hooks import Hooks
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.device import device_of
@@ -21,7 +22,6 @@ from ecrm.protection.registry import make_protection
 from ecrm.recipes.train import train as recipe
 from ecrm.run.connect import start_view
 from ecrm.run.ending import Ending, Record
-from ecrm.run.events import check_event
 from ecrm.run.finite import FiniteWatch
 from ecrm.run.policy import policy_of
 from ecrm.run.rank_run import RankRun
@@ -51,17 +51,17 @@ class _MortalFolder(RunFolder):
         super().__init__(path)
         self._deaths = deaths
 
-    def event(self, fields: dict[str, Any]) -> None:
+    def event(self, told: Event) -> None:
         death = next(
             (
                 death
                 for death in self._deaths
-                if fields["event"] == "progress" and fields["step"] == death.step
+                if isinstance(told, Progress) and told.step == death.step
             ),
             None,
         )
         if death is None or death.has_written:
-            super().event(fields)
+            super().event(told)
         if death is not None:
             raise RankKilled
 
@@ -99,7 +99,7 @@ def _begun(
     )
     unknown = {rank: {"failure_domain": f"rank {rank}"} for rank in range(config.world_size)}
     view = start_view(config, protection, unknown)
-    reporter = Reporter(run_folder, {}, 1)
+    reporter = Reporter(run_folder, {}, Terms(protected=1))
     watch = FiniteWatch(config.train.on_nonfinite == "stop", 1, reporter.event)
     hooks = Hooks(
         phase=lambda step, name: cluster.enter_phase(rank, step, name),

@@ -3,7 +3,7 @@
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +13,11 @@ from ecrm.base.errors import UsageError
 from ecrm.checkpoint.compatibility import device_changed, on_gpu, same_bits
 from ecrm.config import load_config
 from ecrm.device import imitation
+from ecrm.engine.events import Start
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.device import card_of, device_of, gpu_memory, trained_on, use_device
-from ecrm.run.announce import start_in_words
 from ecrm.run.hello import check_trained_on, check_version_sets, needed_versions
+from support.telling import an
 
 
 def config(*sets):
@@ -106,11 +107,10 @@ def test_the_start_says_what_is_taken_of_a_gpu(monkeypatch):
     on_card = config("storage.device=cuda")
     gpu = gpu_memory(on_card)
     assert gpu == {"name": "A Card", "bytes": 80_000_000, "taken": 20_000_000}
-    fields = {"kernels": "avx2", "version_set": "0a1b2c3d"}
-    protection = SimpleNamespace(in_words="parity")
-    said = start_in_words(on_card, protection, {**fields, "gpu": gpu}, "5 steps", "")
-    assert said.endswith("kernels avx2, versions 0a1b2c3d, GPU A Card: 20 of 80 MB taken")
-    assert start_in_words(on_card, protection, fields, "5 steps", "").endswith("0a1b2c3d")
+    start = an(Start, kernels="avx2", version_set="0a1b2c3d")
+    said = replace(start, gpu=gpu).in_words("5 steps")
+    assert said == "5 steps; kernels avx2, versions 0a1b2c3d, GPU A Card: 20 of 80 MB taken"
+    assert start.in_words("5 steps").endswith("0a1b2c3d")
 
 
 def test_going_on_elsewhere_is_named():

@@ -9,7 +9,7 @@ import runpy
 import pytest
 
 from ecrm.base import errors
-from ecrm.run.events import EVENTS
+from ecrm.engine.events import EVENTS
 from support.paths import ROOT
 
 PAGES = sorted(

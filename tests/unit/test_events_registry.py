@@ -1,19 +1,18 @@
-"""ecrm/run/events.py is what the code emits: no event, no field and no type beside it.
+"""Lines of events.jsonl are events of ecrm/engine/events.py, with all fields and no others.
 
-Real and simulated runs of the whole suite are held to it in `support.drilling` and
-`support.training`; here is the source, which also has the events that are rare.
+mypy holds the writers to the fields. `support.drilling` and `support.training` hold real and
+simulated runs of the whole suite to the types.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
+import json
 
 import pytest
 
-from ecrm.config import faults
-from ecrm.run.events import EVENTS, TYPES, check_event
-from support.paths import ROOT
+from ecrm.base.fields import TYPES
+from ecrm.engine.events import EVENTS, CheckpointFailed, Start, check_event, fields_of, meaning_of
+from support.telling import an
 
 PROGRESS = {
     "time": 1.5,
@@ -31,63 +30,25 @@ PROGRESS = {
 }
 
 
-def emitted() -> Iterator[tuple[str, str, set[str], bool]]:
-    """Yields (place, event, literal fields, complete) of every dict with the key "event".
-
-    `complete` is true if the dict has no other fields than these.
-    """
-    for path in sorted((ROOT / "ecrm").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        names = {
-            target.id: node.value.value
-            for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Dict):
-                keys = {key.value: v for key, v in _literal(node)}
-                value = keys.get("event")
-                if isinstance(value, ast.Constant):
-                    kind = value.value
-                elif isinstance(value, ast.Name):
-                    kind = names.get(value.id) or getattr(faults, value.id)
-                else:
-                    continue
-                yield (
-                    f"{path.relative_to(ROOT)}:{node.lineno}",
-                    kind,
-                    keys.keys() - {"event"},
-                    None not in node.keys,
-                )
-
-
-def _literal(node: ast.Dict) -> Iterator[tuple[ast.Constant, ast.expr]]:
-    for key, value in zip(node.keys, node.values, strict=True):
-        if isinstance(key, ast.Constant):
-            yield key, value
-
-
-def test_the_source_emits_the_events_of_the_registry_and_no_others():
-    found = list(emitted())
-    told_by_progress = {"progress"}  # its name is put to its fields as it is written
-    assert {kind for _, kind, _, _ in found} | told_by_progress == EVENTS.keys()
-    for place, kind, fields, whole in found:
-        if fields == {"step", "view"}:  # within the engine a view is one object
-            continue
-        known = EVENTS[kind].fields
-        assert fields <= known.keys(), (place, kind, fields - known.keys())
-        needed = {name for name, field in known.items() if not field.optional}
-        if whole:
-            assert needed <= fields, (place, kind, needed - fields)
-
-
-def test_every_field_has_a_type_and_a_meaning():
-    for name, event in EVENTS.items():
-        assert event.meaning.endswith("."), name
-        for field in event.fields.values():
+def test_every_event_has_a_meaning_and_types_and_meanings_of_its_fields():
+    assert len(EVENTS) == 19
+    for name, kind in EVENTS.items():
+        assert meaning_of(kind).endswith("."), name
+        for field in fields_of(kind).values():
             assert field.type in TYPES and field.meaning, (name, field)
+
+
+def test_fields_of_a_line_are_written_in_the_order_of_the_class():
+    failed = CheckpointFailed(why="the disk is full", step=4)
+    line = '{"event": "checkpoint_failed", "step": 4, "why": "the disk is full"}'
+    assert json.dumps(failed.to_dict()) == line
+
+
+def test_an_optional_field_without_a_value_is_left_out_and_a_null_is_written():
+    line = an(Start, oversubscribed=None, script="train.py").to_dict()
+    assert line["oversubscribed"] is None and line["script"] == "train.py"
+    assert "gpu" not in line and "resumed" not in line
+    check_event(line)
 
 
 def test_an_event_with_the_right_fields_passes():

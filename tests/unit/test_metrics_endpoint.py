@@ -10,22 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from ecrm.engine import events
 from ecrm.run.metrics_endpoint import METRICS, MetricsEndpoint, Numbers
 from ecrm.run.reporter import Reporter
 from ecrm.run.run_folder import RunFolder
+from support.telling import an
 
-START = {
-    "event": "start",
-    "world_size": 7,
-    "config": {"train": {"steps": 100}},
-    "failures_left": 1,
-    "time": 5.0,
-}
-FAILURE = {"event": "failure", "ranks": [1], "shards": {"1": 6}, "failures_left": 0}
+BEGUN = an(events.Start, world_size=7, config={"train": {"steps": 100}}, failures_left=1)
+START = {"time": 5.0, **BEGUN.to_dict()}
+FAILURE = an(events.Failure, ranks=[1], shards={1: 6})
 
 
-def progress(step: int, **more) -> dict:
-    return {"event": "progress", "step": step, "rebuilt": 1.0, "steps_per_second": 9.5, **more}
+def progress(step: int, **more) -> events.Progress:
+    return an(events.Progress, step=step, rebuilt=1.0, steps_per_second=9.5, **more)
 
 
 def read(text: str) -> dict[str, float]:
@@ -45,8 +42,10 @@ def test_the_text_tells_what_events_told():
     assert read(numbers.text()) == {}
     for event in (
         START,
-        progress(20, samples_per_second=950.0, logged={'a "name"\\': 0.5, "nothing": None}),
-        FAILURE,
+        progress(
+            20, samples_per_second=950.0, logged={'a "name"\\': 0.5, "nothing": None}
+        ).to_dict(),
+        FAILURE.to_dict(),
         {"event": "view", "live": [0, 2, 3]},
         {"event": "checkpoint", "step": 20, "seconds": 1.5},
         {"event": "evaluation", "values": {"auc": 0.75}},
@@ -86,7 +85,7 @@ def scraped(port: int) -> dict[str, float]:
 
 
 def rank(number: int, folder: RunFolder, cluster: SimpleNamespace, port: int) -> Reporter:
-    reporter = Reporter(folder, {}, 1, metrics=MetricsEndpoint(port, "127.0.0.1"))
+    reporter = Reporter(folder, {}, events.Terms(), metrics=MetricsEndpoint(port, "127.0.0.1"))
     state = SimpleNamespace(commits=0)
     reporter.watch(SimpleNamespace(rank=number, view=cluster, step=0, committed=0, state=state))
     return reporter
@@ -95,9 +94,9 @@ def rank(number: int, folder: RunFolder, cluster: SimpleNamespace, port: int) ->
 def test_the_metrics_follow_the_reporter_and_counters_go_on(tmp_path, port):
     cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
     first, second = rank(0, folder, cluster, port), rank(1, folder, cluster, port)
-    for fields in (START, FAILURE):
+    for told in (BEGUN, FAILURE):
         for each in (first, second):
-            each._tell(fields)
+            each.event(told)
     assert scraped(port)["ecrm_failures_total"] == 1
     cluster.reporter = 1
     first.progress(10, lambda: (progress(10), ""))  # lets go of the port
@@ -117,10 +116,10 @@ def test_a_port_in_use_costs_a_line_and_is_tried_again(port, capsys):
         other.bind(("127.0.0.1", port))
         other.listen()
         endpoint.tell(START)
-        endpoint.tell(progress(1))
+        endpoint.tell(progress(1).to_dict())
     said = capsys.readouterr().out
     assert said.startswith(f"! metrics.port {port}: ") and said.count("\n") == 1
-    endpoint.tell(progress(2))
+    endpoint.tell(progress(2).to_dict())
     assert scraped(port)["ecrm_step"] == 2
     endpoint.end()
 

@@ -287,7 +287,7 @@ def test_a_failure_says_which_shard_is_rebuilt_elsewhere_from_the_start():
     )
     failure = Failure((7,), 4, "lookup", 1, 0.0, 0.1, shards=(7,), slots=(), rebuilt_bytes=0)
     event = failure_event(failure, before, after, 3, 0, 3)
-    assert event["shards"] == {7: 8} and event["moved"] == {3: 8, 4: 0}
+    assert event.shards == {7: 8} and event.moved == {3: 8, 4: 0}
     assert plan_recovery(before, [7], shape, 4, may_move=False).shards[2:5] == before.shards[2:5]
 
 

@@ -28,9 +28,9 @@ def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]
     )
 
     def tell(step, make):
-        fields, in_words = make()
-        assert fields["step"] == step
-        RunFolder(folder).event({"event": "progress", **fields})
+        progress, in_words = make()
+        assert progress.step == step
+        RunFolder(folder).event(progress)
         if in_words:
             print(in_words)
 

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from ecrm.engine import events
 from ecrm.run.reporter import KEPT_COMMITS, Reporter
 from ecrm.run.run_folder import RunFolder
+from support.telling import an
 
 
 def rank(number: int, folder: RunFolder, cluster: SimpleNamespace) -> Reporter:
-    reporter = Reporter(folder, {}, 1)
+    reporter = Reporter(folder, {}, events.Terms(protected=1))
     reporter.watch(
         SimpleNamespace(
             rank=number, view=cluster, step=0, committed=0, state=SimpleNamespace(commits=0)
@@ -23,7 +25,7 @@ def rank(number: int, folder: RunFolder, cluster: SimpleNamespace) -> Reporter:
 
 def told(reporter: Reporter, step: int, line: str = "") -> None:
     reporter._engine.step = max(reporter._engine.step, step)
-    reporter.progress(step, lambda: ({"step": step}, line))
+    reporter.progress(step, lambda: (an(events.Progress, step=step), line))
 
 
 def steps(folder: RunFolder) -> list[int]:
@@ -55,7 +57,7 @@ def test_what_was_written_commits_ago_is_not_kept(tmp_path):
     assert steps(folder) == [*range(19 - KEPT_COMMITS, 20), 20]
 
 
-def restored(step: int, epoch: int, *shards: int) -> dict:
+def restored(step: int, epoch: int, *shards: int) -> events.Restored:
     numbers = dict.fromkeys(
         (
             "checkpoint_step",
@@ -68,20 +70,16 @@ def restored(step: int, epoch: int, *shards: int) -> dict:
         ),
         4,
     )
-    return {
-        "event": "restored",
-        "step": step,
-        "epoch": epoch,
-        "shards": [{"shard": shard, "refused": ["bad"], **numbers} for shard in shards],
-    }
+    accounts = [{"shard": shard, "refused": ["bad"], **numbers} for shard in shards]
+    return events.Restored(step=step, epoch=epoch, shards=accounts)
 
 
 def test_of_shards_restored_at_one_step_by_more_than_one_commit_none_is_lost(tmp_path, capsys):
     cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
     first, second = rank(0, folder, cluster), rank(1, folder, cluster)
-    events = [restored(7, 3, 0, 2), restored(7, 4, 1), restored(7, 6, 1)]
-    first.event(events[0])
-    for one in events:
+    told = [restored(7, 3, 0, 2), restored(7, 4, 1), restored(7, 6, 1)]
+    first.event(told[0])
+    for one in told:
         second.event(one)
     cluster.reporter = 1
     second.event(restored(8, 8, 0))
@@ -99,17 +97,8 @@ def test_of_shards_restored_at_one_step_by_more_than_one_commit_none_is_lost(tmp
     )
 
 
-def finding(step: int, space: int, stripe: int) -> dict:
-    return {
-        "event": "corruption",
-        "step": step,
-        "kind": "unknown",
-        "space": space,
-        "stripe": stripe,
-        "rows": [0, 1],
-        "repaired": False,
-        "exact": False,
-    }
+def finding(step: int, space: int, stripe: int) -> events.Corruption:
+    return an(events.Corruption, step=step, kind="unknown", space=space, stripe=stripe, rows=[0, 1])
 
 
 def test_of_two_corruptions_in_one_commit_the_second_is_not_lost(tmp_path):
@@ -133,23 +122,8 @@ def test_of_two_corruptions_in_one_commit_the_second_is_not_lost(tmp_path):
 def test_what_is_done_again_after_a_rollback_is_written_again(tmp_path):
     cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
     first, second = rank(0, folder, cluster), rank(1, folder, cluster)
-    checkpoint = {
-        "event": "checkpoint",
-        "step": 1,
-        "kind": "full",
-        "rows": 1,
-        "bytes": 1,
-        "seconds": 1.0,
-        "stall_seconds": 1.0,
-    }
-    rolled_back = {
-        "event": "rolled_back",
-        "step": 0,
-        "epoch": 1,
-        "from_step": 2,
-        "why": "",
-        "seconds": 1.0,
-    }
+    checkpoint = an(events.Checkpoint, step=1, kind="full")
+    rolled_back = an(events.RolledBack, epoch=1, from_step=2)
     for reporter in (first, second):
         told(reporter, 1)
         reporter.event(checkpoint)
@@ -180,7 +154,7 @@ def test_progress_of_a_step_that_is_undone_and_done_again_is_written_once(tmp_pa
             told(first, step, f"line {step}")
         told(second, step, f"of undone steps {step}")
     cluster.reporter, second._engine.step = 1, 1
-    second.event({"event": "resumed", "ranks": [0], "stall_seconds": 0.0})
+    second.event(events.Resumed(ranks=[0], stall_seconds=0.0))
     assert steps(folder)[:2] == [1, 2] and len(folder.events()) == 3
     told(second, 2, "line 2 again")
     told(second, 3, "line 3")
@@ -195,29 +169,27 @@ def test_progress_of_a_step_that_is_undone_and_done_again_is_written_once(tmp_pa
 
 def test_a_line_that_does_not_fit_is_not_left_half_written(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
-    folder.event({"event": "start"})
+    folder.event(an(events.Start))
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
-    folder.event({"event": "progress"})
+    folder.event(an(events.Progress))
     assert folder.trouble == f"cannot write {tmp_path}/events.jsonl: No space left on device"
     assert (tmp_path / "events.jsonl").read_text().count("\n") == 1 and len(folder.events()) == 1
     monkeypatch.undo()
-    folder.event({"event": "progress"})
+    folder.event(an(events.Progress))
     assert len(folder.events()) == 1  # in trouble once, it writes no more
 
 
-def evaluation(step: int, **values: float) -> dict:
-    said = {"values": values or {"auc": 0.5}, "shards_away": []}
-    return {"event": "evaluation", "step": step, **said}
+def evaluation(step: int, **values: float) -> events.Evaluation:
+    return events.Evaluation(step=step, values=values or {"auc": 0.5}, shards_away=[])
 
 
-def not_finite(step: int, found_in: str = "step") -> dict:
-    more = {"slot": 0, "where": "in row 7", "why": f"the loss of {found_in} {step}"}
-    return {"event": "not_finite", "step": step, "found_in": found_in, **more}
+def not_finite(step: int) -> events.NotFinite:
+    return an(events.NotFinite, step=step, found_in="step", why=f"the loss of step {step}")
 
 
-def ended_early(step: int) -> dict:
-    return {"event": "ended_early", "step": step, "steps_wanted": 99, "best_step": 1, "why": ""}
+def ended_early(step: int) -> events.EndedEarly:
+    return an(events.EndedEarly, step=step, steps_wanted=99)
 
 
 ONCE = [evaluation, not_finite, ended_early]
@@ -239,12 +211,12 @@ def test_what_a_step_has_to_tell_is_told_once_whoever_dies(tmp_path, capsys, eve
         cluster.reporter = 1
     for one in ranks:
         one._engine.step = one._engine.committed
-        one.event({"event": "resumed", "ranks": [7], "stall_seconds": 0.0})
+        one.event(events.Resumed(ranks=[7], stall_seconds=0.0))
         one._engine.step = 4
         one.event(event(4))
         one._engine.step = one._engine.committed = 5
         one.event(event(5))
-    kind = event(4)["event"]
+    kind = event(4).name
     assert [told["step"] for told in folder.events() if told["event"] == kind] == [4, 5]
     assert len(capsys.readouterr().out.splitlines()) == 3
 
@@ -261,7 +233,7 @@ def test_what_is_not_told_once_a_step_is_told_each_time(tmp_path):
     folder = RunFolder(tmp_path)
     reporter = rank(0, folder, SimpleNamespace(reporter=0))
     for why in ("the disk is full", "no link can be made"):
-        reporter.event({"event": "checkpoint_failed", "step": 4, "why": why})
+        reporter.event(events.CheckpointFailed(step=4, why=why))
     assert [event["why"] for event in folder.events()] == [
         "the disk is full",
         "no link can be made",
@@ -272,10 +244,9 @@ def test_ranks_that_have_rolled_back_a_different_number_of_times_know_the_same_e
     """The second rank has not heard of a rollback that another death broke off."""
     cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
     first, second = rank(0, folder, cluster), rank(1, folder, cluster)
-    rolled_back = {"event": "rolled_back", "step": 0, "from_step": 2, "why": "", "seconds": 1.0}
-    first.event({**rolled_back, "epoch": 1})
+    first.event(an(events.RolledBack, epoch=1, from_step=2))
     for one in (first, second):
-        one.event({**rolled_back, "epoch": 2})
+        one.event(an(events.RolledBack, epoch=2, from_step=2))
         told(one, 1)
         one.event(evaluation(1))
     cluster.reporter = 1

@@ -179,14 +179,14 @@ def test_progress_has_the_means_of_what_was_logged_since_the_last():
             replica.skip()
         engine.step = engine.committed = engine.state.commits = step + 1
         progress.step_finished(engine)
-    assert [(fields["step"], fields["logged"], fields["window"]) for fields, _ in told] == [
+    assert [(each.step, each.logged, each.window) for each, _ in told] == [
         (2, {"loss": 1.0, "norm": 1.0}, 2),
         (4, {"loss": 2.5, "norm": 1.0}, 1),
         (6, {"loss": 5.0, "norm": 1.0}, 2),
     ]
     assert "loss 2.5000  norm 1.0000  (of 1 of 2 steps)  committed 4" in told[1][1]
     assert "loss 5.0000  norm 1.0000  skipped 2  committed 6" in told[2][1]
-    assert [fields["skipped"] for fields, _ in told] == [0, 0, 2]
+    assert [each.skipped for each, _ in told] == [0, 0, 2]
     open_end = SessionProgress(6000, 2, lambda step, make: told.append(make()), open_end=True)
     engine.step = 0
     for engine.step in (1, 2):

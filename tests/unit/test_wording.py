@@ -9,11 +9,11 @@ import pytest
 
 from ecrm.base.wording import counted, duration, named
 from ecrm.config import load_config
+from ecrm.engine import events
 from ecrm.protection.base import VerifyReport
 from ecrm.protection.registry import make_protection
-from ecrm.run.reporter import Reporter
-from ecrm.run.run_folder import RunFolder
 from support.paths import ROOT
+from support.telling import an
 
 
 def test_one_and_many():
@@ -39,21 +39,12 @@ def test_nobody_makes_plurals_by_hand():
 
 
 def test_lines_of_a_run_count_right():
-    reporter = Reporter(RunFolder(None), {}, 1)
-    fields = {
-        "shards": [1],
-        "rebuild_seconds": 1.0,
-        "rebuilt_bytes": 5,
-        "on_demand_rows": 1,
-        "failures_left": 1,
-    }
-    assert "(5 bytes, 1 row on demand)" in reporter._rebuilt(fields)
-    assert "which redoes 1 step: " in reporter._rolled_back(
-        {"step": 4, "from_step": 5, "seconds": 0.1, "why": ""}
-    )
-    assert "(full): 1 row, " in reporter._checkpoint(
-        {"step": 1, "kind": "full", "rows": 1, "bytes": 9, "seconds": 1.0, "stall_seconds": 1.0}
-    )
+    rebuilt = an(events.Rebuilt, shards=[1], rebuilt_bytes=5, on_demand_rows=1)
+    assert "(5 bytes, 1 row on demand)" in rebuilt.line(events.Terms())
+    rolled_back = an(events.RolledBack, step=4, from_step=5)
+    assert "which redoes 1 step: " in rolled_back.line(events.Terms())
+    checkpoint = an(events.Checkpoint, kind="full", rows=1)
+    assert "(full): 1 row, " in checkpoint.line(events.Terms())
 
 
 @pytest.mark.parametrize(

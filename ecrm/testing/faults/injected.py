@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ecrm.config.faults import Kill, parse_flip, parse_gpu_fault
 from ecrm.config.schema import TestingConfig
 from ecrm.engine.engine import Engine
+from ecrm.engine.events import Event
 from ecrm.testing.faults.flip import FlipSwitch
 from ecrm.testing.faults.gpu_fault import GpuFaultSwitch
 from ecrm.testing.faults.kill_switch import KillSwitch
@@ -27,7 +27,7 @@ class InjectedFaults:
         testing: TestingConfig,
         rank: int,
         before_kill: Callable[[Kill, int], None],
-        write: Callable[[dict[str, Any]], None],
+        write: Callable[[Event], None],
     ) -> None:
         self._kill = KillSwitch(kills, rank, before_kill, write)
         self._flip = FlipSwitch(parse_flip(testing.flip), rank)

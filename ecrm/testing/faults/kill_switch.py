@@ -6,9 +6,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from ecrm.config.faults import KILL_DUE, KILLED_FROM_OUTSIDE, Kill
+from ecrm.config.faults import KILLED_FROM_OUTSIDE, Kill
+from ecrm.engine import events
 
 WAIT_SECONDS = 20.0
 """Longest wait of a rank for a kill. Then the rank goes on, and the kill has not happened."""
@@ -27,7 +27,7 @@ class KillSwitch:
         kills: Sequence[Kill],
         rank: int,
         before: Callable[[Kill, int], None],
-        write: Callable[[dict[str, Any]], None],
+        write: Callable[[events.Event], None],
         environ: Mapping[str, str] = os.environ,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -40,13 +40,7 @@ class KillSwitch:
             self._mine.remove(kill)
             if self._from_outside:
                 self._write(
-                    {
-                        "event": KILL_DUE,
-                        "rank": kill.rank,
-                        "step": step,
-                        "phase": phase,
-                        "scheduled": str(kill),
-                    }
+                    events.KillDue(rank=kill.rank, step=step, phase=phase, scheduled=str(kill))
                 )
                 self._wait(WAIT_SECONDS)
             else:

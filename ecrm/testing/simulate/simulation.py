@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ecrm.base.errors import Unrecoverable, UsageError
+from ecrm.engine import events
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.kernels import dispatch
@@ -184,7 +185,7 @@ def _run(
     reshapes: set[tuple[int, int]] = set()
     checkers = Checkers(engines, doomed, truth, workload.reshape)
     reported: list[dict[str, str]] = []
-    alarms: list[dict[str, object]] = []
+    alarms: list[events.Corruption] = []
     refusals: list[Refusal] = []
     fatal_left = [1 if schedule.fatal else 0]
 
@@ -262,11 +263,11 @@ def _run(
         most_calls=MOST_CALLS,
     )
 
-    def note(fields: dict[str, Any]) -> None:
-        if fields["event"] == "reshaped":
-            reshapes.add((fields["servers"], fields["k"]))
-        elif fields["event"] == "corruption":
-            alarms.append(fields)
+    def note(told: events.Event) -> None:
+        if isinstance(told, events.Reshaped):
+            reshapes.add((told.servers, told.k))
+        elif isinstance(told, events.Corruption):
+            alarms.append(told)
 
     def program(transport: Transport) -> Outcome | Unrecoverable:
         rank = transport.rank
@@ -304,7 +305,7 @@ def _run(
         with dispatch.used_on_gpu(workload.gpu_kernels):
             outcome = cluster.run(program)
         if alarms:  # nothing is corrupted in these schedules, whatever dies
-            raise Violation(f"scrubbing found what is not there: {alarms[0]}")
+            raise Violation(f"scrubbing found what is not there: {alarms[0].to_dict()}")
         may_refuse = schedule.fatal and not fatal_left[0]
         steps = len(truth.records) - 1  # data may end before the job's steps
         refused = _judge(outcome.results, reported, truth, refusals, steps, may_refuse)

@@ -151,10 +151,8 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
         from ecrm.run.run_folder import RunFolder
 
         event = RunFolder.event
-        RunFolder.event = lambda self, fields: (
-            os.kill(os.getpid(), signal.SIGKILL)
-            if fields["event"] == "failure"
-            else event(self, fields)
+        RunFolder.event = lambda self, told: (
+            os.kill(os.getpid(), signal.SIGKILL) if told.name == "failure" else event(self, told)
         )
     enter = Engine.enter
 
