@@ -42,7 +42,7 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(LOCK) 
 
 # make gpu [OUTPUT=DIR]             all that an NVIDIA GPU has to show, in under ten minutes; see benchmarks/gpu_check.py
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default, some hours on 2 cores
-.PHONY: train lint test drill drill-long gpu demo simulate coverage bench bench-protections figures lock wheel check-wheel docs clean venv
+.PHONY: train lint test drill drill-long gpu demo simulate coverage bench bench-accuracy bench-protections figures lock wheel check-wheel docs clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -125,6 +125,11 @@ bench: $(STAMP)
 # make bench-protections            every protection beside every other, and a model of larger clusters
 bench-protections: $(STAMP)
 	$(BIN)/python benchmarks/bench_protections.py $(ARGS)
+	$(MAKE) --no-print-directory figures
+
+# make bench-accuracy               recipes with published numbers: plain torch, ECRM, ECRM with three kills
+bench-accuracy: $(STAMP)
+	$(BIN)/python benchmarks/bench_accuracy.py $(ARGS)
 	$(MAKE) --no-print-directory figures
 
 # make figures                      figures and tables of README and docs anew from benchmarks/results/*.csv

@@ -46,26 +46,31 @@ The first have the statistics of Kaggle's, the second ids by Zipf's law over tab
 REGIME_DATA = {"dense-heavy": KAGGLE, "embedding-heavy": ZIPF}
 
 
-def ecrm(*words: str) -> None:
-    """Run an ecrm command.
+def ecrm(*words: str) -> str:
+    """Run an ecrm command as `printed` does, and return its output."""
+    return printed(f"ecrm {' '.join(words)}", [sys.executable, "-m", "ecrm", *words])
 
-    Ends the program with what the command printed if it fails. After RUN_SECONDS all its processes
-    are killed, and the program ends.
+
+def printed(name: str, command: Sequence[str]) -> str:
+    """Run a command, and return its output.
+
+    Ends the program with the output if the command fails. After RUN_SECONDS all processes of the
+    command are killed, and the program ends.
     """
-    command = [sys.executable, "-m", "ecrm", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
         try:
-            printed, _ = process.communicate(timeout=RUN_SECONDS)
+            said, _ = process.communicate(timeout=RUN_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            sys.exit(f"ecrm {' '.join(words)} took more than {RUN_SECONDS} s")
+            sys.exit(f"{name} took more than {RUN_SECONDS} s")
         except BaseException:  # Ctrl-C, which a session of its own does not get
             os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode:
-        sys.exit(f"ecrm {' '.join(words)} failed:\n{printed}")
+        sys.exit(f"{name} failed:\n{said}")
+    return said
 
 
 def prepare(folder: Path, rows: int, kind: str = KAGGLE) -> Path:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lib.accuracy import accuracy
 from lib.protection_tables import (
     protections,
     protections_accuracy,
@@ -538,6 +539,7 @@ def picture(name: str, text: str, csv: str = "") -> Picture:
 
 
 TABLES: dict[str, Table | Picture] = {
+    "accuracy": Table("accuracy.csv", accuracy),
     "gpu": Table("gpu.csv", gpu),
     "gpu_steps": Table("gpu.csv", gpu_steps),
     "headline": Table(
