@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lib import measure, tables
-from lib.accuracy import CALM, CONTENDERS, KILLED, MOVIELENS, PLAIN, RECIPES, Recipe, accuracy
+from lib.accuracy import CALM, CONTENDERS, CRITEO, KILLED, PLAIN, RECIPES, Recipe, accuracy
 from lib.ratios import Row
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -36,11 +36,19 @@ SEEDS = (0, 1, 2)
 
 
 def data_of(recipe: Recipe, scratch: Path) -> Path | None:
-    """The data of a recipe; None if the data are not on this machine, with a line."""
-    if not MOVIELENS.exists():
-        print(f"{recipe.title}: left out, {MOVIELENS} is missing: type make venv")
+    """The data for a recipe's scripts; None if the data are not on this machine, with a line.
+
+    Criteo rows are prepared in the folder `scratch`, once.
+    """
+    if not recipe.data.exists():
+        print(f"{recipe.title}: left out, there is no {recipe.data}")
         return None
-    return MOVIELENS
+    if recipe.data != CRITEO:
+        return recipe.data
+    prepared = scratch / "criteo"
+    if not prepared.exists():
+        measure.ecrm("prepare", "criteo", str(CRITEO), "--output", str(prepared))
+    return prepared
 
 
 def values_of(recipe: Recipe, text: str) -> dict[str, float]:
@@ -58,7 +66,7 @@ def trained(
     own = [str(data), *recipe.words, recipe.seed_option, str(seed)]
     if contender == PLAIN:
         words = [sys.executable, str(EXAMPLES / recipe.plain), *own]
-        return values_of(recipe, measure.printed(recipe.plain, words)), ""
+        return values_of(recipe, measure.printed(recipe.plain, words, OMP_NUM_THREADS="1")), ""
     kills = KILLS if contender == KILLED else ()
     words = ["launch", str(EXAMPLES / recipe.script), *LAYOUT, "--run-dir", str(folder)]
     for number, (rank, phase) in enumerate(kills, 1):

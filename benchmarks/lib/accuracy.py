@@ -22,20 +22,29 @@ MOVIELENS = Path(
     "data",
     "MovieLens100k_data.parquet.brotli",
 )
+CRITEO = Path(__file__).resolve().parents[3] / "shared" / "data" / "terabyte_day0_head10k.txt.gz"
+"""Real Criteo rows. They are never copied into the project."""
+BARS = "https://github.com/reczoo/BARS/tree/bc97da0d13a3b02e2abfb9e653cda4a02a5c3dd7/ranking/ctr"
 SURPRISE = "https://github.com/NicolasHug/Surprise/tree/010131912d674d5ac38b8eadfc5ed50539810bff"
+
+
+PART = ("--batch", "256", "--held-out", "0.2", "--max-rows", "2000")
+"""Options for training on 8,000 rows."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A script of `examples/`, its twin in plain torch, and numbers published for its model.
 
-    `title` names model and data. `script` and `plain` are files of `examples/`. `words` come behind
-    the data, then `seed_option` and the seed. `steps` is the number of steps, for choosing the
-    steps of kills. `published` has the numbers by metric, and `source` their address. `comparable`
-    is False if the recipe trains on a part of the published data.
+    `title` names model and data. `data` is the file of the data. `script` and `plain` are files of
+    `examples/`. `words` come behind the data, then `seed_option` and the seed. `steps` is the
+    number of steps, for choosing the steps of kills. `published` has the numbers by metric, empty
+    without a number, and `source` their address. `comparable` is False if the recipe trains on a
+    part of the published data.
     """
 
     title: str
+    data: Path
     script: str
     plain: str
     seed_option: str
@@ -56,6 +65,7 @@ class Recipe:
 RECIPES: dict[str, Recipe] = {
     "svd": Recipe(
         title="SVD with biases, MovieLens-100k",
+        data=MOVIELENS,
         script="movielens_svd.py",
         plain="movielens_svd_plain.py",
         seed_option="--fold",
@@ -65,6 +75,37 @@ RECIPES: dict[str, Recipe] = {
         smoke=("--epochs", "2"),
         smoke_steps=33,
     ),
+    "hstu": Recipe(
+        title="HSTU, small, MovieLens-100k",
+        data=MOVIELENS,
+        script="movielens_hstu.py",
+        plain="movielens_hstu_plain.py",
+        seed_option="--seed",
+        steps=120,
+        published={"HR@10": "", "NDCG@10": ""},
+        smoke=("--steps", "30"),
+        smoke_steps=30,
+    ),
+    **{
+        name: Recipe(
+            title=f"{title}, 10,000 Criteo rows",
+            data=CRITEO,
+            script="criteo_bars.py",
+            plain="criteo_bars_plain.py",
+            seed_option="--seed",
+            steps=62,
+            published={"AUC": area, "log loss": loss},
+            source=f"{BARS}/{title}/{title}_criteo_x1",
+            comparable=False,
+            words=("--model", name, *PART, "--epochs", "2"),
+            smoke=("--model", name, *PART, "--epochs", "1"),
+            smoke_steps=31,
+        )
+        for name, title, area, loss in (
+            ("dlrm", "DLRM", "0.813804", "0.438155"),
+            ("dcnv2", "DCNv2", "0.813939", "0.438087"),
+        )
+    },
 }
 
 

@@ -51,14 +51,19 @@ def ecrm(*words: str) -> str:
     return printed(f"ecrm {' '.join(words)}", [sys.executable, "-m", "ecrm", *words])
 
 
-def printed(name: str, command: Sequence[str]) -> str:
-    """Run a command, and return its output.
+def printed(name: str, command: Sequence[str], **environment: str) -> str:
+    """Run a command, and return its output. `environment` adds variables to the environment.
 
     Ends the program with the output if the command fails. After RUN_SECONDS all processes of the
     command are killed, and the program ends.
     """
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **environment},
     ) as process:
         try:
             said, _ = process.communicate(timeout=RUN_SECONDS)

@@ -1,12 +1,14 @@
 """Published numbers beside own trainings: the table, the printed metrics, and unequal models."""
 
-import subprocess
-import sys
+import importlib
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from support.benchmarking import program
-from support.paths import ROOT
+from support.examples import EXAMPLES
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +59,78 @@ def test_a_metric_that_a_script_does_not_print_ends_the_benchmark(lib):
 
 def test_every_recipe_has_its_two_scripts(lib):
     for recipe in lib.RECIPES.values():
-        assert (ROOT / "examples" / recipe.script).is_file()
-        plain = (ROOT / "examples" / recipe.plain).read_text()
+        assert (EXAMPLES / recipe.script).is_file()
+        plain = (EXAMPLES / recipe.plain).read_text()
         assert "import ecrm" not in plain, "plain torch trains without ECRM"
 
 
-def test_the_folds_of_movielens_are_thirds_and_disjoint(lib):
+@pytest.fixture
+def example(monkeypatch):
+    """Imports a module of `examples/` that only has definitions."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module
+
+
+@pytest.fixture
+def movielens(lib):
     if not lib.MOVIELENS.exists():
         pytest.skip(f"{lib.MOVIELENS} is missing: make venv puts the file there")
-    code = (
-        "import movielens, numpy as np\n"
-        f"parts = [movielens.fold({str(lib.MOVIELENS)!r}, number) for number in range(3)]\n"
-        "assert sorted(len(held) for _, held in parts) == [33_333, 33_333, 33_334]\n"
-        "assert all(len(train) + len(held) == 100_000 for train, held in parts)\n"
-        "held = np.concatenate([held for _, held in parts])\n"
-        "assert len(np.unique(held[:, :2], axis=0)) == 100_000\n"
-        "assert held[:, 0].max() == movielens.USERS - 1 and held[:, 1].max() == 1681\n"
-        "assert held.min(0)[:3].tolist() == [0, 0, 1]\n"
+    return str(lib.MOVIELENS)
+
+
+def test_the_folds_of_movielens_are_thirds_and_disjoint(movielens, example):
+    module = example("movielens")
+    parts = [module.fold(movielens, number) for number in range(3)]
+    assert sorted(len(held) for _, held in parts) == [33_333, 33_333, 33_334]
+    assert all(len(train) + len(held) == 100_000 for train, held in parts)
+    held = np.concatenate([held for _, held in parts])
+    assert len(np.unique(held[:, :2], axis=0)) == 100_000
+    assert held.max(0)[:3].tolist() == [module.USERS - 1, module.MOVIES - 1, 5]
+    assert held.min(0)[:3].tolist() == [0, 0, 1]
+
+
+def test_the_last_movie_of_every_user_is_held_out(movielens, example):
+    hstu, found = example("hstu"), example("movielens").ratings(movielens)
+    train, held_out = (hstu.histories(movielens, held) for held in (False, True))
+    assert len(train) == len(held_out) == 943
+    for user in (0, 500, 942):
+        mine = found[found[:, 0] == user]
+        last = mine[mine[:, 3] == mine[:, 3].max(), 1]
+        assert held_out[user][-1] in last
+        assert len(held_out[user]) == min(len(mine), hstu.LENGTH + 1)
+        assert train[user][-1] == held_out[user][-2]
+
+
+@pytest.mark.parametrize(
+    "name, dense, total", [("dlrm", 801_211, 21_664_241), ("dcnv2", 1_154_991, 22_018_021)]
+)
+def test_the_models_of_bars_have_the_published_number_of_parameters(example, name, dense, total):
+    """The totals are of the logs of BARS, which have equal rows for both models."""
+    bars, rows = example("bars"), 2_086_303
+    data = SimpleNamespace(tables=[(f"t_{n}", rows // 26 + (n < rows % 26)) for n in range(26)])
+    model = bars.MODELS[name](bars.bags_of(data, "meta"))
+    in_tables = sum(each.numel() for each in model.bags.parameters())
+    assert in_tables == rows * bars.DIM
+    assert (
+        sum(each.numel() for each in model.parameters()) - in_tables == dense == total - in_tables
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT / "examples", check=True, timeout=60)
+
+
+def test_a_place_of_a_history_sees_no_later_movie(example):
+    hstu = example("hstu")
+    torch.manual_seed(0)
+    model = hstu.Hstu("cpu")
+    first, second = np.array([3, 1, 4, 1, 5]), np.array([3, 1, 4, 9, 2])
+    scores = [model(hstu.collate([movies, first])[0])[0] for movies in (first, second)]
+    assert torch.equal(scores[0][:3], scores[1][:3])
+    assert not torch.equal(scores[0][3], scores[1][3])
+
+
+def test_the_rank_is_the_number_of_movies_with_a_higher_score(example):
+    hstu = example("hstu")
+    _, targets = hstu.collate([np.array([0, 2, 4]), np.array([7, 5])])
+    assert targets.tolist() == [[2, 4], [5, hstu.NO_TARGET]]
+    logits = torch.zeros(2, 2, 10)
+    logits[0, 1, [1, 3, 4]] = torch.tensor([3.0, 2.0, 1.0])
+    logits[1, 0, 5] = 1.0
+    assert hstu.ranks(logits, targets).tolist() == [2.0, 0.0]
