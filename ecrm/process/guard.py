@@ -36,6 +36,7 @@ from ecrm.process.neighbours import AwakeClock, Neighbours, StoppedTimer
 from ecrm.process.preflight import say_once
 from ecrm.process.remote_agent import GUARD_PATIENCE
 from ecrm.process.startup import NO_TORCH, THE_START, Startup, died
+from ecrm.process.title import name_guard
 
 MPIRUN_GOES = signal.SIGUSR1
 """The signal to a rank when mpirun itself was asked to end.
@@ -175,6 +176,7 @@ def guard(
         os.close(reading)
         os.close(tie)
         return _as_rank(ends, gpu_hang_seconds)
+    name_guard()
     for descriptor in (writing, tied, memory):
         os.close(descriptor)
     os.set_blocking(reading, False)

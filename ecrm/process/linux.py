@@ -11,7 +11,7 @@ from pathlib import Path
 SHARED_SEGMENT = "/dev/shm/sm_segment."
 # looked up at import, to be callable in a child just forked
 _prctl = ctypes.CDLL(None).prctl
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 
 
 def when_parent_ends(number: int) -> None:
@@ -20,6 +20,14 @@ def when_parent_ends(number: int) -> None:
     The parent is the thread that started this process.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def name_process(name: str) -> None:
+    """Name the calling thread in `ps` and `top`; from the main thread, the process.
+
+    Linux keeps 15 bytes. The command line stays as typed.
+    """
+    _prctl(_PR_SET_NAME, name.encode())
 
 
 def shared_segments(pid: int) -> set[str]:

@@ -14,6 +14,7 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.process.ready import ReadyMemory, ready_spares
 from ecrm.process.stop_signals import StopSignals
+from ecrm.process.title import name_by_role
 from ecrm.run.claim import RunContext
 from ecrm.run.connect import Cluster
 from ecrm.run.finite import REMEDY, FiniteWatch
@@ -92,7 +93,8 @@ def build_rank(
         run.durable.newest,
         remedy,
     )
-    hooks = _hooks(cluster, reporter, faults, meters, watch, stop)
+    hooks = _hooks(transport.rank, cluster, reporter, faults, meters, watch, stop)
+    name_by_role(cluster.view, transport.rank)
     standstill = Standstill(hooks)
     memory = ReadyMemory(ready_spares(protection))
     waiting("tables are built")
@@ -142,6 +144,7 @@ def _reporter(run: RunContext, cluster: Cluster, remedy: str) -> Reporter:
 
 
 def _hooks(
+    rank: int,
     cluster: Cluster,
     reporter: Reporter,
     faults: Faults | None,
@@ -159,6 +162,7 @@ def _hooks(
     def event(told: events.Event) -> None:
         if isinstance(told, events.View):
             cluster.cores.heed(reporter.view)
+            name_by_role(reporter.view, rank)
         reporter.event(told)
 
     return Hooks(

@@ -7,9 +7,15 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 from support.commands import ecrm
 from support.drilling import LONG, RUN_SECONDS, launch_words
+
+
+def named(rank: dict) -> str:
+    """The name of a rank's process in `ps`."""
+    return Path(f"/proc/{rank['pid']}/comm").read_text().rstrip("\n")
 
 
 def until(folder, wanted):
@@ -34,10 +40,16 @@ def test_status_follows_a_run_through_a_kill_to_its_end(tmp_path, criteo_rows):
         assert all(rank["state"] == "alive" for rank in state["ranks"])
         assert all(rank["memory_bytes"] > 30e6 for rank in state["ranks"])
         victim = next(rank for rank in state["ranks"] if rank["role"] == "server")
+        assert all(named(rank) == f"ecrm {rank['rank']} {rank['role']}" for rank in state["ranks"])
         os.kill(victim["pid"], signal.SIGKILL)
         state = until(folder, lambda state: state["failures"] == 1)
         dead = [rank["rank"] for rank in state["ranks"] if rank["state"] == "dead"]
         assert dead == [victim["rank"]]
+        assert all(
+            named(rank) == f"ecrm {rank['rank']} {rank['role']}"
+            for rank in state["ranks"]
+            if rank["state"] != "dead"
+        ), "also the rank that has taken over"
         run.send_signal(signal.SIGTERM)
         assert run.wait(RUN_SECONDS) == 130
     finally:

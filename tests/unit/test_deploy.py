@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import time
 
+import pytest
+
+from ecrm.base import errors
 from ecrm.run.metrics_endpoint import METRICS
+from support.commands import ecrm
 from support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
+ECRM = """#!/bin/bash
+echo "$@" >> "$FOLDER/launched"
+if [ "$CODE" = wait ]; then
+    trap 'sleep 0.3; exit 130' TERM
+    touch "$FOLDER/waits"
+    for _ in $(seq 300); do sleep 0.1; done
+fi
+exit "$CODE"
+"""
+SCONTROL = """#!/bin/bash
+[ "$1" = show ] && printf 'node1\\nnode2\\n' || echo "$@" >> "$FOLDER/requeued"
+"""
 
 
 def test_the_dashboard_shows_every_metric_and_no_other():
@@ -24,3 +44,70 @@ def test_the_dashboard_shows_every_metric_and_no_other():
 def test_the_page_of_metrics_names_every_metric():
     page = (ROOT / "docs" / "operations" / "metrics.md").read_text()
     assert set(re.findall(r"`(ecrm_\w+)`", page)) == set(METRICS)
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Starts the batch script with stand-ins for `ecrm`, with this exit code, and `scontrol`."""
+    for name, text in (("ecrm", ECRM), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    def start(code: str, restarts: int = 0) -> subprocess.Popen:
+        own = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "FOLDER": str(tmp_path),
+            "CODE": code,
+            "SLURM_JOB_ID": "77",
+            "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_RESTART_COUNT": str(restarts),
+        }
+        words = ["bash", str(DEPLOY / "ecrm.sbatch"), "tiny"]
+        return subprocess.Popen(words, env=own, cwd=tmp_path)
+
+    return start
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 6, 7, 8, 130])
+def test_the_batch_script_requeues_what_can_go_on(job, tmp_path, code):
+    assert job(str(code)).wait(30) == code
+    requeued = (tmp_path / "requeued").exists()
+    assert requeued == (code in (1, 3, 130))
+    (line,) = (tmp_path / "launched").read_text().splitlines()
+    assert line.startswith("launch tiny --run-dir runs/slurm-77 --resume auto --hosts ")
+    hosts = (tmp_path / "runs" / "slurm-77.hosts").read_text()
+    assert hosts == "node1 slots=2\nnode2 slots=2\n"
+
+
+def test_the_batch_script_gives_up_after_so_many_restarts(job, tmp_path):
+    assert job("3", restarts=10).wait(30) == 3
+    assert not (tmp_path / "requeued").exists()
+
+
+def test_before_the_time_limit_the_launch_stops_and_the_job_returns_to_the_queue(job, tmp_path):
+    process = job("wait")
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "waits").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 130, "the code of the launch, and not of the signal"
+    assert (tmp_path / "requeued").read_text() == "requeue 77\n"
+
+
+def test_the_manifest_names_its_own_parts_and_the_codes_of_the_program():
+    text = (DEPLOY / "kubernetes.yaml").read_text()
+    (codes,) = re.findall(r"values: \[([\d, ]+)\]", text)
+    ours = {kind.exit_code for kind in vars(errors).values() if hasattr(kind, "exit_code")}
+    assert {int(code) for code in codes.split(",")} == ours - {1, 3}
+    (replicas,) = re.findall(r"replicas: (\d+)", text)
+    assert f'name: HOSTS, value: "{replicas}"' in text
+    assert "serviceName: ecrm\n" in text and '"$name.ecrm"' in text
+    for option in re.findall(r" (--[a-z-]+)", text.partition("exec ecrm launch")[2]):
+        assert option in ecrm("launch", "--help").stdout
+
+
+def test_the_manifest_fits_the_schema_of_kubernetes():
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    yaml = pytest.importorskip("yaml")
+    for part in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()):
+        validate.validate(part, "1.31", strict=True)
