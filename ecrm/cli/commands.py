@@ -139,6 +139,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="check everything, print the mpirun line and the memory that ranks need, "
         "start nothing",
     )
+    launch.add_argument(
+        "--plain",
+        action="store_true",
+        help="print lines alone, without the screen that a terminal gets",
+    )
     launch.set_defaults(run=_launch)
 
     add_plan(commands)
@@ -410,6 +415,7 @@ def _launch(args: argparse.Namespace) -> int:
         _elsewhere(args),
         args.resume,
         args.init_from,
+        args.plain,
     )
 
 

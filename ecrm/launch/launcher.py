@@ -60,6 +60,7 @@ def launch(
     elsewhere: RemoteHosts | None = None,
     resume: Path | None = None,
     init_from: Path | None = None,
+    plain: bool = False,
 ) -> int:
     """Run a config or a script under mpirun; return 0 if the run completed, else raise EcrmError.
 
@@ -67,7 +68,8 @@ def launch(
     AUTO_RESUME, `init_from` a run folder or a checkpoint with the weights of step 0. With
     `elsewhere`, the ranks run on the given hosts and not on this machine. Nothing is written or
     started before all checks have passed; with `dry_run` nothing is at all. Tables and steps of a
-    script are known to its ranks alone: the ranks make the checks in need of such facts.
+    script are known to its ranks alone: the ranks make the checks in need of such facts. `plain`:
+    lines alone, also on a terminal.
     """
     resume, init_from = _absolute(resume), _absolute(init_from)
     folder = (run_dir if run_dir is not None else fresh_run_dir(trained)).absolute()
@@ -149,7 +151,9 @@ def launch(
         raise UsageError(
             f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir"
         ) from None
-    watch = watch_of(folder, start.steps, config.world_size, config.train.tensorboard, config.hooks)
+    watch = watch_of(
+        folder, start.steps, config.world_size, config.train.tensorboard, config.hooks, plain
+    )
     stop_seconds, name = config.cluster.stop_seconds, secrets.token_hex(8)
     ending = supervise(
         line, folder, stop_seconds, name, watch, not somewhere, {VARIABLE: spec.text}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def run_state(run_dir: Path, now: float | None = None) -> RunState:
         rebuilding=sorted(standing.rebuilding) if state in ALIVE else (),
         rebuilt=standing.rebuilt,
         told_seconds=now - told[-1]["time"] if told else None,
-        ranks=_ranks(folders[number] / "ranks.json", standing, state),
+        ranks=rank_states(folders[number] / "ranks.json", standing.rebuilding, state),
     )
 
 
@@ -147,7 +147,11 @@ def _judge(folders: Sequence[Path], held: bool, standing: RunStatus) -> tuple[st
     return "died", DIED_EXIT_CODE, "all ranks ended without a word, as after a power cut"
 
 
-def _ranks(file: Path, standing: RunStatus, state: str) -> list[RankState]:
+def rank_states(file: Path, rebuilding: Set[int], state: str) -> list[RankState]:
+    """The ranks in `file`, a ranks.json, of a run in `state`; empty without the file.
+
+    `rebuilding` are the shards not whole yet.
+    """
     try:
         written = file.stat().st_mtime
     except OSError:
@@ -160,7 +164,7 @@ def _ranks(file: Path, standing: RunStatus, state: str) -> list[RankState]:
         elif state not in ALIVE:
             how = "ended"
         else:
-            how = "rebuilding" if standing.rebuilding & set(entry.get("shards", ())) else "alive"
+            how = "rebuilding" if rebuilding & set(entry.get("shards", ())) else "alive"
             if host == socket.gethostname():
                 began = began_at(pid)
                 if began is None or began > written + CLOCK_SECONDS:  # a reused pid is younger
@@ -210,21 +214,23 @@ def as_text(state: RunState) -> str:
     if state.told_seconds is not None:
         lines.append(f"told      {duration(max(state.told_seconds, 0))} ago")
     if state.ranks:
-        lines += ["", *_table(state.ranks)]
+        lines += ["", *rank_table(state.ranks)]
     return "\n".join(lines)
 
 
-def _table(ranks: Sequence[RankState]) -> list[str]:
+def rank_table(ranks: Sequence[RankState], narrow: bool = False) -> list[str]:
+    """A header, and a line for each rank; a `narrow` table has no hosts and no pids."""
     rows = [("rank", "role", "host", "pid", "state", "memory")]
     for each in ranks:
         memory = "-" if each.memory_bytes is None else f"{each.memory_bytes / MB:,.0f} MB"
         rows.append((str(each.rank), each.role, each.host, str(each.pid), each.state, memory))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    columns = (0, 1, 4, 5) if narrow else range(len(rows[0]))
+    widths = {column: max(len(row[column]) for row in rows) for column in columns}
     right = (0, 3, 5)
     return [
         "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            row[column].rjust(width) if column in right else row[column].ljust(width)
+            for column, width in widths.items()
         ).rstrip()
         for row in rows
     ]

@@ -1,8 +1,9 @@
-"""The terminal display of a run: the lines of its ranks, and below the lines a bar, redrawn.
+"""The terminal display of a run: the lines of its ranks, and below the lines a screen, redrawn.
 
-The ranks write into a pipe of the launcher, since mpirun's own pipes hide the terminal from the
-ranks; the bar is made from events.jsonl. Without a terminal no display is made, and the lines of
-the ranks go to the launcher's own output.
+The screen has a bar, the pace, logged values, the last events, and a table of the ranks. The ranks
+write into a pipe of the launcher, since mpirun's own pipes hide the terminal from the ranks. The
+bar is made from events.jsonl, and the table from the facts of `ecrm status`. Without a terminal no
+display is made, and the lines of the ranks go to the launcher's own output.
 """
 
 from __future__ import annotations
@@ -14,29 +15,46 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ecrm.base.wording import duration, measured, survives_in_words
+from ecrm.base.wording import counted, duration, measured, survives_in_words
+from ecrm.launch.run_state import RankState, rank_states, rank_table
 from ecrm.launch.run_status import RunStatus
 
 REDRAW_SECONDS = 0.5
+RANKS_SECONDS = 2.0
+"""Seconds between two looks at the ranks: a look reads some files of every rank."""
 PROGRESS_LINE = re.compile(r"step +\d+(/| of at most )\d+ ")
 """A progress line of a rank, not shown: the bar says as much."""
+EVENT_LINE = re.compile(r"! |checkpoint of step |evaluation at step ")
+"""The begin of a line about an event, which the screen keeps in view."""
+LAST_EVENTS = 3
 NARROW = 64
+BESIDE_TABLE = 12
+"""Lines of a terminal that the table of ranks leaves free."""
 
 
 class Screen:
-    """Shows a run of `ranks` ranks on a terminal, from `began` to `ended`."""
+    """Shows a run of `ranks` ranks on a terminal, from `began` to `ended`.
 
-    def __init__(self, console: Console, standing: RunStatus, ranks: int) -> None:
+    `folder` is the folder of the run's present session.
+    """
+
+    def __init__(self, console: Console, standing: RunStatus, ranks: int, folder: Path) -> None:
         self._console, self._standing, self._ranks = console, standing, ranks
+        self.folder = folder
+        self._found: Sequence[RankState] = ()
+        self._looked = -RANKS_SECONDS
+        self._events: deque[tuple[float, str]] = deque(maxlen=LAST_EVENTS)
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._began = self._drawn = time.monotonic()
         self._reader: threading.Thread | None = None
@@ -63,10 +81,16 @@ class Screen:
             return
         self._drawn = now
         with contextlib.suppress(OSError):  # the terminal is gone
-            # The present width, not COLUMNS: a shell may have exported COLUMNS before the window
+            # The present size, not COLUMNS: a shell may have exported COLUMNS before the window
             # was resized.
-            self._console.width = os.get_terminal_size(self._console.file.fileno()).columns or 80
-            picture = self._picture(time.time(), now - self._began, stopping)
+            size = os.get_terminal_size(self._console.file.fileno())
+            self._console.size = ConsoleDimensions(size.columns or 80, size.lines or 24)
+            if now - self._looked >= RANKS_SECONDS:
+                self._looked = now
+                self._found = rank_states(
+                    self.folder / "ranks.json", self._standing.rebuilding, "training"
+                )
+            picture = self._picture(time.time(), now, stopping)
             self._live.update(picture, refresh=True)
 
     def ended(self, seconds: float) -> None:
@@ -79,13 +103,16 @@ class Screen:
     def _show(self, lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None:
         for line in lines:
             if not PROGRESS_LINE.match(line) and not means_nothing(line):
+                if EVENT_LINE.match(line):
+                    self._events.append((time.monotonic(), line.rstrip("\n")))
                 with contextlib.suppress(OSError):
                     self._console.out(line.rstrip("\n"), highlight=False)
 
-    def _picture(self, now: float, waited: float, stopping: bool) -> RenderableType:
+    def _picture(self, now: float, tick: float, stopping: bool) -> RenderableType:
+        """The screen at `now`, in seconds since the epoch; `tick` is by time.monotonic()."""
         standing, width = self._standing, self._console.width
         if not standing.started:
-            return _line(f"starting {self._ranks} ranks  {duration(waited)}")
+            return _line(f"starting {self._ranks} ranks  {duration(tick - self._began)}")
         first = Table.grid(padding=(0, 1), expand=True)
         first.add_column(no_wrap=True)
         first.add_column(ratio=1)
@@ -110,14 +137,33 @@ class Screen:
             lines.append(_line("stopping after this step; Ctrl-C again ends it at once", "yellow"))
         elif standing.finishing:
             lines.append(_line("all steps done: evaluation and checks"))
-        return Group(*lines)
+        lines += [_line(f"{duration(tick - at)} ago  {text}") for at, text in tuple(self._events)]
+        most = self._console.height - BESIDE_TABLE
+        table = _table(self._found, most, narrow=width < NARROW)
+        return Group(*lines, *(_line(text, style) for text, style in table))
 
 
-def screen_of(stream: TextIO, standing: RunStatus, ranks: int) -> Screen | None:
+def screen_of(stream: TextIO, standing: RunStatus, ranks: int, folder: Path) -> Screen | None:
     """A screen if `stream` is a terminal able to redraw, else `None`."""
     console = Console(file=stream)
     can_redraw = console.is_terminal and not console.is_dumb_terminal
-    return Screen(console, standing, ranks) if can_redraw else None
+    return Screen(console, standing, ranks, folder) if can_redraw else None
+
+
+def _table(ranks: Sequence[RankState], most: int, narrow: bool) -> list[tuple[str, str]]:
+    """(line, style) of a table of at most `most` ranks; ranks that are not alive come first."""
+    if not ranks or most < 1:
+        return []
+    shown = ranks
+    if len(ranks) > most:
+        first = sorted(ranks, key=lambda each: each.state == "alive")[:most]
+        shown = sorted(first, key=lambda each: each.rank)
+    header, *rows = rank_table(shown, narrow)
+    styles = ["" if each.state == "alive" else "yellow" for each in shown]
+    lines = [(header, ""), *zip(rows, styles, strict=True)]
+    if left := len(ranks) - len(shown):
+        lines.append((f"and {counted(left, 'rank')} more: ecrm status", ""))
+    return lines
 
 
 def _numbers(standing: RunStatus, wide: bool) -> str:
@@ -127,6 +173,8 @@ def _numbers(standing: RunStatus, wide: bool) -> str:
     else:
         pace = standing.steps_per_second
         text += f"{'-' if pace is None else f'{pace:,.1f}'} steps/s"
+    if wide and standing.failures:
+        text += f"  survived {counted(standing.failures, 'failure')}"
     if wide and standing.failures_left is not None:
         text += f"  {survives_in_words(standing.failures_left)}"
     return text

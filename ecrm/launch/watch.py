@@ -136,10 +136,12 @@ def watch_of(
     ranks: int,
     tensorboard: bool = False,
     hooks: HooksConfig | None = None,
+    plain: bool = False,
 ) -> Watch:
     """The watch of a run of `steps` steps on `ranks` ranks, with a screen on a terminal.
 
-    The steps of a script are not known yet, 0: the event `start` tells the steps.
+    `plain`: lines alone, also on a terminal. The steps of a script are not known yet, 0: the event
+    `start` tells the steps.
     """
 
     def followers_of(folder: Path) -> list[Follower]:
@@ -148,15 +150,20 @@ def watch_of(
             found.append(FailureHook(hooks.on_failure, hooks.seconds, folder))
         return found
 
-    if not sys.stdout.isatty():
+    if plain or not sys.stdout.isatty():
         return Watch(run_dir, followers_of)
     if importlib.util.find_spec("rich") is None:
-        print("# no progress bar without the package rich: type pip install 'ecrm[rich]'")
+        print("# no screen without the package rich: type pip install 'ecrm[rich]'")
         return Watch(run_dir, followers_of)
     from ecrm.launch.screen import screen_of
 
     standing = RunStatus(steps)
-    screen = screen_of(sys.stdout, standing, ranks)
+    screen = screen_of(sys.stdout, standing, ranks, run_dir)
     if screen is None:
         return Watch(run_dir, followers_of)
-    return Watch(run_dir, lambda folder: [*followers_of(folder), standing], screen)
+
+    def shown(folder: Path) -> list[Follower]:
+        screen.folder = folder
+        return [*followers_of(folder), standing]
+
+    return Watch(run_dir, shown, screen)

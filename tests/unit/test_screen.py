@@ -6,12 +6,16 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from ecrm.cli.commands import main
+from ecrm.launch import launcher
+from ecrm.launch.run_state import RankState
 from ecrm.launch.run_status import RunStatus
-from ecrm.launch.screen import PROGRESS_LINE, Screen, screen_of
+from ecrm.launch.screen import BESIDE_TABLE, PROGRESS_LINE, Screen, screen_of
 
 START = {"event": "start", "time": 100.0}
 
@@ -67,10 +71,59 @@ def test_a_standing_goes_back_with_the_run():
     assert standing.seconds_left(106.0) == 14.0
 
 
-def picture(standing: RunStatus, width: int, stopping: bool = False, **more) -> list[str]:
+FOLDER = Path("none")
+
+
+def picture(standing: RunStatus, width: int, stopping: bool = False, found=(), **more) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, _environ={}, **more)
-    console.print(Screen(console, standing, 7)._picture(106.0, 65.0, stopping))
+    screen = Screen(console, standing, 7, FOLDER)
+    screen._found = found
+    console.print(screen._picture(106.0, screen._began + 65.0, stopping))
     return console.file.getvalue().splitlines()
+
+
+def ranks(count: int, dead: int) -> list[RankState]:
+    """Ranks of this many hosts; a rank is dead."""
+    return [
+        RankState(rank, "-", f"node{rank}", 100 + rank, "dead", None)
+        if rank == dead
+        else RankState(rank, "server", f"node{rank}", 100 + rank, "alive", 165_000_000)
+        for rank in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "header", "row"),
+    [
+        (
+            80,
+            "rank  role    host   pid  state  memory",
+            "   0  server  node0  100  alive  165 MB",
+        ),
+        (40, "rank  role    state  memory", "   0  server  alive  165 MB"),
+    ],
+)
+def test_ranks_have_role_state_and_memory(width, header, row):
+    standing = RunStatus(100)
+    standing.take([START])
+    lines = picture(standing, width, found=ranks(3, dead=1), no_color=True, height=40)
+    assert (lines[-4], lines[-3]) == (header, row) and "dead" in lines[-2]
+
+
+def test_of_many_ranks_those_that_died_are_shown_and_the_terminal_is_not_overrun():
+    standing = RunStatus(100)
+    standing.take([START, FAILURE])
+    lines = picture(standing, 80, True, ranks(46, dead=40), no_color=True, height=BESIDE_TABLE + 5)
+    assert len(lines) <= BESIDE_TABLE + 5 and lines[-1] == "and 41 ranks more: ecrm status"
+    assert [line.split()[0] for line in lines[-6:-1]] == ["0", "1", "2", "3", "40"]
+    assert not any("rank" in line for line in picture(standing, 80, found=ranks(4, 1), height=9))
+
+
+def test_plain_lines_can_be_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(launcher, "launch", lambda *words: asked.append(words[-1]) or 0)
+    assert main(["launch", "tiny"]) == main(["launch", "tiny", "--plain"]) == 0
+    assert asked == [False, True]
 
 
 @pytest.mark.parametrize("width", [80, 40])
@@ -139,9 +192,9 @@ def test_only_a_terminal_that_can_redraw_has_a_screen(monkeypatch):
     with open(writing, "w") as terminal:
         for name, wanted in (("xterm-256color", True), ("dumb", False)):
             monkeypatch.setenv("TERM", name)
-            assert (screen_of(terminal, RunStatus(1), 1) is not None) == wanted
+            assert (screen_of(terminal, RunStatus(1), 1, FOLDER) is not None) == wanted
     os.close(reading)
-    assert screen_of(io.StringIO(), RunStatus(1), 1) is None
+    assert screen_of(io.StringIO(), RunStatus(1), 1, FOLDER) is None
 
 
 def test_without_a_terminal_nothing_of_it_is_loaded():
