@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
 
+from ecrm.base.log import tell
 from ecrm.base.wording import duration
 
 PATIENCE_SECONDS = 2.0
@@ -18,10 +18,12 @@ AGAIN = 5
 TERMINAL_SECONDS = 0.2
 
 
-def say(text: str) -> None:
-    """Print a line; a lost terminal costs the line, not the run."""
-    with contextlib.suppress(OSError):
-        print(text, flush=True)
+def say(text: str, step: int | None = None, on_stderr: bool = False) -> None:
+    """Print a line, as a record of the logger "ecrm": see `ecrm.base.log`.
+
+    `step` is the step in the record, by default the step at work.
+    """
+    tell(text, step, on_stderr)
 
 
 class Progress:

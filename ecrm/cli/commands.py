@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ecrm import __version__
 from ecrm.base.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
+from ecrm.base.log import print_from
 from ecrm.base.paths import typed_path, typed_path_text
 from ecrm.base.requirements import require_torchrec
 from ecrm.cli.drill import add_parser as add_drill
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and words[:1] == ["train"]:
         _hash_alike()
     try:
+        print_from(os.environ)
         args = make_parser().parse_args(words)
         args.arguments = of_script
         code = args.run(args)

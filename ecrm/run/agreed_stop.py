@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
+from ecrm.base.console import say
 from ecrm.base.errors import EcrmError
 from ecrm.engine.engine import Engine
 from ecrm.run.run_folder import RunFolder
@@ -38,10 +38,9 @@ def agree_on_stop(
         ).on_all_ranks(reporter)
     if reporter in troubles:
         if engine.rank == reporter:
-            print(
+            say(
                 f"ecrm: error: rank {reporter} {troubles[reporter]}; it leaves the run",
-                file=sys.stderr,
-                flush=True,
+                on_stderr=True,
             )
             os.kill(os.getpid(), signal.SIGKILL)
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -78,19 +77,18 @@ def print_result(
 
     `pace` is the speed of the steps, with any further remark about the steps.
     """
-    print(
+    say(
         f"finished {counted(summary['steps'], 'step')} at {pace}, "
         f"{counted(len(summary['failures']), 'failure')} survived"
     )
     if summary["parity"] is not None and protection.redundancy:
-        print(protection.verified_in_words(VerifyReport(**summary["parity"])))
+        say(protection.verified_in_words(VerifyReport(**summary["parity"])))
     if summary["scrub"] is not None:
-        print(_scrubbed(summary["scrub"]))
-    print(f"model_sha256 {summary['model_sha256']}")
-    print(f"model_digest {summary['model_digest']}")
+        say(_scrubbed(summary["scrub"]))
+    say(f"model_sha256 {summary['model_sha256']}")
+    say(f"model_digest {summary['model_digest']}")
     if folder.path is not None and folder.is_complete:
-        print(f"results in {folder.path}")
-    sys.stdout.flush()
+        say(f"results in {folder.path}")
 
 
 def warn_of_unfired(kills: Sequence[Kill], failures: Sequence[Failure]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ecrm.base.allocate import CPU, Allocate, ZerosOn
 from ecrm.base.console import say
+from ecrm.base.log import SPEAKER
 from ecrm.config.schema import Config
 from ecrm.engine import events
 from ecrm.engine.engine import Engine
@@ -155,6 +156,7 @@ def _hooks(
     """The hooks of the engine: for phases, events, stop requests and trouble."""
 
     def phase(step: int, name: str) -> None:
+        SPEAKER.step = step
         meters.phase(step, name)
         if faults is not None:
             faults.phase(step, name)

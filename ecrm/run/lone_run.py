@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from ecrm.base.console import say
 from ecrm.base.errors import UsageError
+from ecrm.base.log import SPEAKER, print_from
 from ecrm.config.schema import TrainConfig
 from ecrm.engine.engine import Engine
 from ecrm.engine.events import EndedEarly, Event, Terms
@@ -49,6 +50,8 @@ def run_alone(wanted: Wanted) -> Started:
     UsageError if a launcher started several processes: every process would train its own model.
     """
     _check_alone(os.environ)
+    print_from(os.environ)
+    SPEAKER.rank, SPEAKER.step = 0, None
     _warn(
         "this process trains alone, and nothing is protected; "
         f"protected is what is started by ecrm launch {script_name()}"
@@ -73,7 +76,7 @@ _numbers = itertools.count(1)
 
 
 def _warn(text: str) -> None:
-    print(f"ecrm: warning: {text}", file=sys.stderr, flush=True)
+    say(f"ecrm: warning: {text}", on_stderr=True)
 
 
 def _check_memory(wanted: Wanted) -> None:
@@ -86,6 +89,10 @@ def _check_memory(wanted: Wanted) -> None:
     if lacking := judged(needed, {host: memory_bytes()[1]}, prefault=False):
         _warn(lacking.replace("with --hosts", "with ecrm launch --hosts"))
     reserve(spaces, shape, 1, host)
+
+
+def _at_step(step: int, phase: str) -> None:
+    SPEAKER.step = step
 
 
 def _tell(told: Event) -> None:
@@ -122,7 +129,13 @@ class LoneRun:
             wanted.make_dense,
             wanted.seed,
             EnginePolicy(),
-            Hooks(event=_tell, troubled=watch.losses, skipped=watch.skipped, inquest=UserCode()),
+            Hooks(
+                _at_step,
+                _tell,
+                troubled=watch.losses,
+                skipped=watch.skipped,
+                inquest=UserCode(),
+            ),
             sparse_rate=wanted.sparse_rate,
             slots_on=wanted.device,
         )

@@ -147,7 +147,7 @@ class Reporter:
             self._folder.event(told)
             self._metrics.tell({"time": time.time(), **told.to_dict()})
             if text:
-                say(text)
+                say(text, getattr(told, "step", None))
         self._kept = []
 
     def _comes_again(self, told: Identity) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from ecrm.base.console import say
 from ecrm.base.errors import DataError, EcrmError, NotKept, ScriptFailed, StrayRow, Unrecoverable
 from ecrm.process.counted_transport import CountedTransport
 from ecrm.process.farewell import take_leave
@@ -85,9 +86,8 @@ def _end_by(error: EcrmError, transport: Transport | None, run_dir: Path | None)
         return error.exit_code
     if isinstance(error, Unrecoverable) or error.speaker is not None:
         return _leave_together(error, transport, run_dir)
-    with contextlib.suppress(OSError):  # the reader may be gone
-        if not error.told:
-            print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
+    if not error.told:
+        say(f"ecrm: error: {error}", on_stderr=True)
     _die()  # only this rank has the error: the others must see the rank die
 
 
@@ -114,8 +114,7 @@ def say_why(error: EcrmError, run_dir: Path | None) -> None:
         RunFolder(run_dir).failure(str(error), error.exit_code)
     if isinstance(error, NotKept) and launch_id() is not None:
         return  # the launch prints the error, after all lines of ranks
-    with contextlib.suppress(OSError):  # the reader may be gone
-        print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
+    say(f"ecrm: error: {error}", on_stderr=True)
 
 
 def _die() -> NoReturn:

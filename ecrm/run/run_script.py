@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from ecrm.base.console import say
 from ecrm.base.errors import DataError, EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageError
+from ecrm.base.log import SPEAKER
 from ecrm.config.script import Script
 from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.model.determinism import prepare_torch, seed_slot
@@ -59,12 +61,8 @@ class Failure:
 
     def show(self) -> None:
         """Print the traceback."""
-        _say(self.traceback, end="")
-
-
-def _say(text: str, end: str = "\n") -> None:
-    with contextlib.suppress(OSError):  # the reader of stderr may be gone
-        print(text, end=end, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the reader of stderr may be gone
+            print(self.traceback, end="", file=sys.stderr, flush=True)
 
 
 def run_script(spec: RunSpec, guarded: Guarded, stop: StopSignals) -> NoReturn:
@@ -100,6 +98,7 @@ def _run(rank: ThisRank) -> int:
     """
     rank.calls.awaited = False
     be(rank)
+    SPEAKER.rank = rank.transport.rank
     try:
         code = _to_the_end(rank)
     except RunStopped as stopped:
@@ -285,9 +284,10 @@ def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
             failure.show()
         if _leaves_alone(failure, error):
             error.told = True
-            _say(
+            say(
                 f"! {failure.problem}: rank {rank.transport.rank} leaves, and the slot is tried "
-                "once more, on another rank"
+                "once more, on another rank",
+                on_stderr=True,
             )
         raise
     raise AssertionError("a run went on although its script has failed")

@@ -16,6 +16,7 @@ from torch import Tensor
 from ecrm.base.allocate import Allocate
 from ecrm.base.console import Waiting, say
 from ecrm.base.errors import EcrmError, Unrecoverable, UsageError
+from ecrm.base.log import SPEAKER
 from ecrm.base.wording import counted, measured
 from ecrm.config.schema import Config
 from ecrm.engine import events
@@ -87,6 +88,7 @@ def start_run(wanted: Wanted) -> Started:
         _end_before(rank)
         free_memory()
     rank.met = True
+    SPEAKER.step = None
     spec, follows = rank.spec_of(rank.number), rank.script.follows_config
     gone = () if rank.number == 1 else _gone(transport, spec.config)
 

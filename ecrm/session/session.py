@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -305,10 +304,10 @@ class Session:
             seed_slot(self._seed, engine.step, self._after_loop)
         except GeneratorExit:
             if not is_rank():  # on a rank, the end of the script reports the break
-                print(
+                say(
                     f"ecrm: warning: training was left in step {self._engine.step} of {steps}: to "
                     "end it early, call session.stop() in the loop's body",
-                    file=sys.stderr,
+                    on_stderr=True,
                 )
             raise
         finally:

@@ -84,6 +84,35 @@ def calm(tmp_path_factory):
     return folder / "run"
 
 
+NOTES_RECORDS = """
+import json, logging
+
+class Notes(logging.Handler):
+    def emit(self, record):
+        fields = record.levelname, record.rank, record.step, record.getMessage()
+        with open("records.jsonl", "a") as file:
+            file.write(json.dumps(fields) + chr(10))
+
+logging.getLogger("ecrm").addHandler(Notes())
+"""
+
+
+def test_a_handler_of_the_script_gets_each_printed_line_with_rank_and_step(tmp_path):
+    words = ("--run-dir", "run", "--kill", "1@4:parity")
+    done = train(tmp_path, *words, first=NOTES_RECORDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (tmp_path / "records.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    printed = done.stdout.splitlines()
+    assert all(line in printed for *_, said in records for line in said.splitlines())
+    assert all(rank in range(6) for _, rank, _, _ in records)
+    begins = [(level, step, said.split()[0]) for level, _, step, said in records]
+    steps = [(level, step) for level, step, word in begins if word == "step"]
+    assert steps == [("INFO", 4), ("INFO", 8), ("INFO", 12)]
+    (died,) = [record for record in records if record[3].startswith("! rank 1 died")]
+    assert died[0] == "WARNING" and died[2] == 4
+
+
 @pytest.mark.drill
 def test_killed_ranks_leave_the_model_of_an_undisturbed_run(tmp_path, calm):
     done = train(tmp_path, "--run-dir", "run", "--kill", "1@4:parity", "--kill", "3@9:update")
