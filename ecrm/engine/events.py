@@ -142,6 +142,17 @@ def _field(hint: Any) -> Field:
     )
 
 
+def of_line(line: Mapping[str, Any]) -> Event:
+    """The event of a line of events.jsonl, written by this version of ECRM.
+
+    Keys of objects stay text, as in JSON. Raises KeyError and TypeError for an unknown event and
+    for missing fields.
+    """
+    kind = EVENTS[line["event"]]
+    given = {key: value for key, value in line.items() if key not in ("time", "event")}
+    return kind(**given)
+
+
 def check_event(event: Mapping[str, Any]) -> None:
     """Raise ValueError unless a line of events.jsonl matches EVENTS: name, fields, types."""
     name = event.get("event")

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ecrm.base.console import say
+from ecrm.engine import events
+from ecrm.engine.events import Event
 
 if TYPE_CHECKING:
     from http.server import HTTPServer
@@ -38,18 +40,12 @@ METRICS = {
 }
 """Kind and meaning of each metric."""
 
-GAUGES = {
-    "step": "ecrm_step",
-    "steps_per_second": "ecrm_steps_per_second",
-    "samples_per_second": "ecrm_samples_per_second",
-    "rebuilt": "ecrm_rebuilt_ratio",
+COUNTED: dict[type[Event], str] = {
+    events.Failure: "ecrm_failures_total",
+    events.RolledBack: "ecrm_rollbacks_total",
+    events.CheckpointFailed: "ecrm_checkpoint_failures_total",
 }
-"""Fields of the event `progress`, with their metrics."""
-COUNTED = {
-    "failure": "ecrm_failures_total",
-    "rolled_back": "ecrm_rollbacks_total",
-    "checkpoint_failed": "ecrm_checkpoint_failures_total",
-}
+"""Counters, by the event that is counted."""
 
 
 class Numbers:
@@ -59,32 +55,34 @@ class Numbers:
         self._values: dict[str, float] = {}
         self._named: dict[str, dict[str, float]] = {}
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        """Bring the metrics up to date with an event of events.jsonl."""
-        kind, values = event["event"], self._values
-        if kind == "start":
+    def take(self, told: Event, time: float) -> None:
+        """Bring the metrics up to date with an event; `time` is in seconds since the epoch."""
+        values = self._values
+        if isinstance(told, events.Start):
             values.update(dict.fromkeys(COUNTED.values(), 0))
-            values["ecrm_ranks_live"] = event["world_size"]
-            values["ecrm_steps_wanted"] = event["config"]["train"]["steps"]
-            values["ecrm_step"] = event.get("resumed", {}).get("step", 0)
+            values["ecrm_ranks_live"] = told.world_size
+            values["ecrm_steps_wanted"] = told.config["train"]["steps"]
+            values["ecrm_step"] = 0 if told.resumed is None else told.resumed["step"]
             values["ecrm_rebuilt_ratio"] = 1
-        elif kind == "progress":
-            for field, metric in GAUGES.items():
-                self._set(metric, event.get(field))
-            self._name("ecrm_logged", event.get("logged", {}))
-        elif kind == "evaluation":
-            self._name("ecrm_evaluation", event.get("values", {}))
-        elif kind == "view":
-            values["ecrm_ranks_live"] = len(event["live"])
-        elif kind == "checkpoint":
-            values["ecrm_checkpoint_step"] = event["step"]
-            values["ecrm_checkpoint_seconds"] = event["seconds"]
-        if kind in COUNTED:
-            values[COUNTED[kind]] = values.get(COUNTED[kind], 0) + 1
-        if kind == "failure" and event.get("shards"):
+        elif isinstance(told, events.Progress):
+            values["ecrm_step"] = told.step
+            values["ecrm_steps_per_second"] = told.steps_per_second
+            self._set("ecrm_samples_per_second", told.samples_per_second)
+            values["ecrm_rebuilt_ratio"] = told.rebuilt
+            self._name("ecrm_logged", told.logged or {})
+        elif isinstance(told, events.Evaluation):
+            self._name("ecrm_evaluation", told.values)
+        elif isinstance(told, events.View):
+            values["ecrm_ranks_live"] = len(told.live)
+        elif isinstance(told, events.Checkpoint):
+            values["ecrm_checkpoint_step"] = told.step
+            values["ecrm_checkpoint_seconds"] = told.seconds
+        elif isinstance(told, events.Failure) and told.shards:
             values["ecrm_rebuilt_ratio"] = 0
-        self._set("ecrm_failures_left", event.get("failures_left"))
-        self._set("ecrm_last_event_seconds", event.get("time"))
+        if metric := COUNTED.get(type(told)):
+            values[metric] = values.get(metric, 0) + 1
+        self._set("ecrm_failures_left", getattr(told, "failures_left", None))
+        values["ecrm_last_event_seconds"] = time
 
     def _set(self, metric: str, value: float | None) -> None:
         if value is not None:
@@ -128,17 +126,17 @@ class MetricsEndpoint:
         self._server: HTTPServer | None = None
         self._complained = False
 
-    def begin(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """This rank reports from now on; `events` were told by the reporters before."""
+    def begin(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """This rank reports from now on; `lines` of events.jsonl are of the reporters before."""
         self._numbers = Numbers()
-        for event in events:
-            self._numbers.take(event)
+        for line in lines if self._port else ():
+            self._numbers.take(events.of_line(line), line["time"])
 
-    def tell(self, event: Mapping[str, Any]) -> None:
+    def tell(self, told: Event, time: float) -> None:
         """Serve the metrics with this event of the present reporter."""
         if not self._port:
             return
-        self._numbers.take(event)
+        self._numbers.take(told, time)
         self._page = self._numbers.text().encode()
         if self._server is None:
             self._listen()

@@ -145,7 +145,7 @@ class Reporter:
                 self._told.add(kept)
             told, text = made()
             self._folder.event(told)
-            self._metrics.tell({"time": time.time(), **told.to_dict()})
+            self._metrics.tell(told, time.time())
             if text:
                 say(text, getattr(told, "step", None))
         self._kept = []

@@ -11,7 +11,15 @@ import json
 import pytest
 
 from ecrm.base.fields import TYPES
-from ecrm.engine.events import EVENTS, CheckpointFailed, Start, check_event, fields_of, meaning_of
+from ecrm.engine.events import (
+    EVENTS,
+    CheckpointFailed,
+    Start,
+    check_event,
+    fields_of,
+    meaning_of,
+    of_line,
+)
 from support.telling import an
 
 PROGRESS = {
@@ -49,6 +57,13 @@ def test_an_optional_field_without_a_value_is_left_out_and_a_null_is_written():
     assert line["oversubscribed"] is None and line["script"] == "train.py"
     assert "gpu" not in line and "resumed" not in line
     check_event(line)
+
+
+def test_a_line_read_is_the_event_written():
+    failed = CheckpointFailed(why="the disk is full", step=4)
+    assert of_line({"time": 1.5, **failed.to_dict()}) == failed
+    with pytest.raises(TypeError, match="why"):
+        of_line({"event": "checkpoint_failed", "step": 4})
 
 
 def test_an_event_with_the_right_fields_passes():

@@ -16,8 +16,7 @@ from ecrm.run.reporter import Reporter
 from ecrm.run.run_folder import RunFolder
 from support.telling import an
 
-BEGUN = an(events.Start, world_size=7, config={"train": {"steps": 100}}, failures_left=1)
-START = {"time": 5.0, **BEGUN.to_dict()}
+START = an(events.Start, world_size=7, config={"train": {"steps": 100}}, failures_left=1)
 FAILURE = an(events.Failure, ranks=[1], shards={1: 6})
 
 
@@ -40,17 +39,15 @@ def read(text: str) -> dict[str, float]:
 def test_the_text_tells_what_events_told():
     numbers = Numbers()
     assert read(numbers.text()) == {}
-    for event in (
+    for told in (
         START,
-        progress(
-            20, samples_per_second=950.0, logged={'a "name"\\': 0.5, "nothing": None}
-        ).to_dict(),
-        FAILURE.to_dict(),
-        {"event": "view", "live": [0, 2, 3]},
-        {"event": "checkpoint", "step": 20, "seconds": 1.5},
-        {"event": "evaluation", "values": {"auc": 0.75}},
+        progress(20, samples_per_second=950.0, logged={'a "name"\\': 0.5, "nothing": None}),
+        FAILURE,
+        an(events.View, live=[0, 2, 3]),
+        an(events.Checkpoint, step=20, seconds=1.5),
+        an(events.Evaluation, values={"auc": 0.75}),
     ):
-        numbers.take(event)
+        numbers.take(told, 5.0)
     assert read(numbers.text()) == {
         "ecrm_step": 20,
         "ecrm_steps_wanted": 100,
@@ -94,7 +91,7 @@ def rank(number: int, folder: RunFolder, cluster: SimpleNamespace, port: int) ->
 def test_the_metrics_follow_the_reporter_and_counters_go_on(tmp_path, port):
     cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
     first, second = rank(0, folder, cluster, port), rank(1, folder, cluster, port)
-    for told in (BEGUN, FAILURE):
+    for told in (START, FAILURE):
         for each in (first, second):
             each.event(told)
     assert scraped(port)["ecrm_failures_total"] == 1
@@ -115,25 +112,25 @@ def test_a_port_in_use_costs_a_line_and_is_tried_again(port, capsys):
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
-        endpoint.tell(START)
-        endpoint.tell(progress(1).to_dict())
+        endpoint.tell(START, 1.0)
+        endpoint.tell(progress(1), 2.0)
     said = capsys.readouterr().out
     assert said.startswith(f"! metrics.port {port}: ") and said.count("\n") == 1
-    endpoint.tell(progress(2).to_dict())
+    endpoint.tell(progress(2), 3.0)
     assert scraped(port)["ecrm_step"] == 2
     endpoint.end()
 
 
 def test_a_second_session_takes_the_port(port):
     first, second = (MetricsEndpoint(port, "127.0.0.1") for _ in range(2))
-    first.tell({**START, "time": 1.0})
-    second.tell({**START, "time": 2.0})
+    first.tell(START, 1.0)
+    second.tell(START, 2.0)
     assert scraped(port)["ecrm_last_event_seconds"] == 2
     second.end()
 
 
 def test_without_a_port_nothing_listens():
     endpoint = MetricsEndpoint()
-    endpoint.tell(START)
+    endpoint.tell(START, 1.0)
     assert endpoint._server is None
     endpoint.end()
