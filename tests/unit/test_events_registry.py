@@ -6,6 +6,7 @@ simulated runs of the whole suite to the types.
 
 from __future__ import annotations
 
+import ast
 import json
 
 import pytest
@@ -20,6 +21,9 @@ from ecrm.engine.events import (
     meaning_of,
     of_line,
 )
+from ecrm.launch.run_status import RunStatus
+from ecrm.launch.scalars import OF_NAMES, SCALARS
+from support.paths import ROOT
 from support.telling import an
 
 PROGRESS = {
@@ -57,6 +61,43 @@ def test_an_optional_field_without_a_value_is_left_out_and_a_null_is_written():
     assert line["oversubscribed"] is None and line["script"] == "train.py"
     assert "gpu" not in line and "resumed" not in line
     check_event(line)
+
+
+def key_read(node: ast.AST) -> object:
+    """The key of `event["key"]` or `event.get("key")`; None for other code."""
+    match node:
+        case ast.Subscript(value=ast.Name(id="event"), slice=ast.Constant(value=key)):
+            return key
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="event"), attr="get"),
+            args=[ast.Constant(value=key), *_],
+        ):
+            return key
+    return None
+
+
+def test_readers_of_lines_ask_for_events_and_fields_of_the_registry():
+    """Readers of older runs have lines as dicts, which mypy does not know."""
+    fields = {name for kind in EVENTS.values() for name in fields_of(kind)}
+    keys, names = set(), set()
+    for path in (ROOT / "ecrm").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            keys.add(key_read(node))
+            if isinstance(node, ast.Compare) and key_read(node.left) == "event":
+                names |= {each.value for each in node.comparators if isinstance(each, ast.Constant)}
+    assert {"finished", "moved", "failures_left"} <= keys and {"start", "failure"} <= names
+    assert keys - {None} <= fields | {"event", "time"}
+    assert names <= EVENTS.keys()
+    tagged = {name for of in SCALARS.values() for name in of}
+    assert tagged | {name for name, _ in OF_NAMES.values()} <= fields
+    assert SCALARS.keys() | OF_NAMES.keys() <= EVENTS.keys()
+    taken = {name for name in vars(RunStatus) if name in {f"_{each}" for each in EVENTS}}
+    handlers = {
+        name
+        for name, method in vars(RunStatus).items()
+        if callable(method) and "event" in method.__annotations__
+    }
+    assert taken == handlers and len(handlers) > 5
 
 
 def test_a_line_read_is_the_event_written():
