@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ecrm.config import Config
 from ecrm.data.dataset import CriteoDataset
-from ecrm.model.replica import EPSILON
+from ecrm.recipes.train import EPSILON
 
 
 def open_dataset(config: Config) -> CriteoDataset:
