@@ -70,3 +70,24 @@ def test_session(committed_results, benchmark_data, tmp_path, capsys):
     one_id, bags = found["trainer", "session-parts"], found["torchrec", "session"]
     assert one_id["first_logloss"] != bags["first_logloss"]
     assert "a session / torchrec: " in capsys.readouterr().out
+
+
+def test_accuracy(committed_results, tmp_path, capsys):
+    """All recipes with data on this machine train, and three kills change no bit of a model."""
+    benchmark = program("bench_accuracy")
+    target = tmp_path / "accuracy.csv"
+    benchmark.main(["--smoke", "--output", str(target)])
+    lines = measured(target)
+    said = capsys.readouterr().out
+    recipes = {line["recipe"] for line in lines}
+    assert (
+        recipes == {name for name, recipe in benchmark.RECIPES.items() if recipe.data.exists()}
+        and {"svd", "hstu"} <= recipes
+    )
+    values = {
+        (line["recipe"], line["contender"], line["metric"]): float(line["value"]) for line in lines
+    }
+    for contender in (benchmark.PLAIN, benchmark.KILLED):
+        assert 0.9 < values["svd", contender, "RMSE"] < 1.1  # 1.13 by guessing the mean
+    assert {len(line["model_sha256"]) for line in lines} == {0, 64}
+    assert said.count("| equal to the bit, 1 of 1 |") == len(lines) // 3
