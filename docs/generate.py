@@ -1,9 +1,10 @@
-"""Writes docs/reference/ from the code.
+"""Writes docs/reference/ from the code, and scripts of examples/ into the pages that show them.
 
     python docs/generate.py            # write every page
     python docs/generate.py --check    # change nothing; print the diff to the code and exit 1
 
-A new page is one entry of PAGES.
+A new page is one entry of PAGES. A page shows a script between `<!-- script: PATH -->` and
+`<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -449,6 +450,31 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+SCRIPT = re.compile(r"(<!-- script: (\S+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+
+
+def with_scripts(text: str) -> str:
+    """A page with every script that the page names as the script is now."""
+
+    def shown(found: re.Match[str]) -> str:
+        script = (ROOT / found[2]).read_text()
+        return f"{found[1]}\n```python\n{script}```\n{found[3]}"
+
+    return SCRIPT.sub(shown, text)
+
+
+def pages_with_scripts(root: Path) -> dict[Path, str]:
+    """The pages of docs in `root` that show scripts, with the text to be there."""
+    texts = {path: path.read_text() for path in sorted((root / "docs").rglob("*.md"))}
+    return {path: with_scripts(text) for path, text in texts.items() if SCRIPT.search(text)}
+
+
+def diff(there: str, wanted: str, shown: str) -> str:
+    """The lines of a page that the code wants otherwise."""
+    lines = [text.splitlines(keepends=True) for text in (there, wanted)]
+    return "".join(difflib.unified_diff(*lines, shown, f"{shown} by the code"))
+
+
 def differences(root: Path = ROOT) -> list[str]:
     """The diff, page by page, from what is in `root` to what the code says."""
     found = []
@@ -456,21 +482,22 @@ def differences(root: Path = ROOT) -> list[str]:
         path = root / FOLDER / name
         there = path.read_text() if path.exists() else ""
         wanted = f"{PAGES[name]()}\n" if name in PAGES else ""
-        shown = str(FOLDER / name)
-        lines = [text.splitlines(keepends=True) for text in (there, wanted)]
-        if there != wanted:
-            found.append("".join(difflib.unified_diff(*lines, shown, f"{shown} by the code")))
-    return found
+        found.append(diff(there, wanted, str(FOLDER / name)))
+    for path, wanted in pages_with_scripts(root).items():
+        found.append(diff(path.read_text(), wanted, str(path.relative_to(root))))
+    return [text for text in found if text]
 
 
 def write(root: Path = ROOT) -> None:
-    """Write every page, and remove what is none."""
+    """Write every page and every script in a page, and remove what is none."""
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
     for path in (root / FOLDER).glob("*"):
         if path.name not in PAGES:
             path.unlink()
     for name, make in PAGES.items():
         (root / FOLDER / name).write_text(f"{make()}\n")
+    for path, text in pages_with_scripts(root).items():
+        path.write_text(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -485,7 +512,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = differences(args.root)
     if found:
         print("\n".join(found), end="")
-        print(f"docs/reference is not what the code says: type {COMMAND} and commit it")
+        print(f"docs is not what the code says: type {COMMAND} and commit it")
     return 1 if found else 0
 
 
