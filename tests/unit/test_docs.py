@@ -8,7 +8,9 @@ import runpy
 
 import pytest
 
+import ecrm
 from ecrm.base import errors
+from ecrm.config.schema import SECTIONS
 from ecrm.engine.events import EVENTS
 from support.paths import ROOT
 
@@ -104,3 +106,30 @@ def test_the_tutorial_shows_how_its_two_scripts_differ():
     scripts = [(ROOT / name).read_text().splitlines(keepends=True) for name in names]
     assert shown == "".join(difflib.unified_diff(*scripts, *names))
     assert all(f"`{name}`" in page for name in names)
+
+
+def unknown_names(text: str) -> set[str]:
+    """Names of sessions, of the package, of config keys and of options that ECRM lacks."""
+    api = (ROOT / "docs" / "reference" / "api.md").read_text()
+    commands = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    wrong = {f"ecrm.{n}" for n in re.findall(r"\becrm\.([A-Z]\w+)", text) if n not in ecrm.__all__}
+    for name in re.findall(r"\bsession\.(\w+)", text):
+        if f"##### Session.{name}\n" not in api:
+            wrong.add(f"session.{name}")
+    for section, key in re.findall(r"--set (\w+)\.(\w+)", text):
+        if key not in SECTIONS.get(section, type).__dataclass_fields__:
+            wrong.add(f"{section}.{key}")
+    for line in re.findall(r"ecrm launch[^`\n]*", text):
+        options = re.findall(r"(?<= )--[a-z-]+", line.partition(" -- ")[0])
+        wrong |= {option for option in options if not re.search(f"`{option}[ `]", commands)}
+    return wrong
+
+
+@pytest.mark.parametrize("page", ["coming-from.md", "tutorial/your-model.md"])
+def test_a_page_of_code_names_nothing_that_is_missing(page):
+    assert unknown_names((ROOT / "docs" / page).read_text()) == set()
+
+
+def test_missing_names_are_found():
+    text = "session.sav() ecrm.Sesion `--set checkpoint.often=1` `ecrm launch x.py --resum auto`"
+    assert unknown_names(text) == {"session.sav", "ecrm.Sesion", "checkpoint.often", "--resum"}
