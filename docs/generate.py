@@ -4,7 +4,7 @@
     python docs/generate.py --check    # change nothing; print the diff to the code and exit 1
 
 A new page is one entry of PAGES. A page shows a script between `<!-- script: PATH -->` and
-`<!-- end -->`.
+`<!-- end of script -->`.
 """
 
 from __future__ import annotations
@@ -450,7 +450,7 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-SCRIPT = re.compile(r"(<!-- script: (\S+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+SCRIPT = re.compile(r"(<!-- script: (\S+) -->\n).*?(\n<!-- end of script -->)", re.DOTALL)
 
 
 def with_scripts(text: str) -> str:

@@ -18,7 +18,7 @@ def script_of(page: Path) -> Path:
 
 def printed_on(page: Path) -> list[str]:
     """The lines that the script prints by the page."""
-    below = page.read_text().partition("<!-- end -->")[2]
+    below = page.read_text().partition("<!-- end of script -->")[2]
     (block,) = re.findall(r"^```\n(.*?)^```$", below, re.DOTALL | re.MULTILINE)
     return block.splitlines()
 
