@@ -520,9 +520,11 @@ def headline(
                 f"one replica: {held['chain-2']:.2f}",
             ),
             (
-                "slower steps without failures",
-                f"{parity:.1f} % ({dense_parity:.1f} where MLPs dominate)",
-                f"checkpoints: {written:.1f} % ({dense_written:.1f})",
+                "steps slowed by protection, without failures",
+                f"{parity:.1f} % slower; {dense_parity:.1f} % where MLPs dominate",
+                f"checkpoints: {written:.1f} %, {'less' if written < parity else 'more'} than "
+                f"parity; {dense_written:.1f} % where MLPs dominate, "
+                f"{'less' if dense_written < dense_parity else 'more'} than parity",
             ),
             (
                 "quickstart: a server dies",
