@@ -33,7 +33,7 @@ FAILURE_LEGEND = (
     "noticed: from the kill; recovery: from noticing until the survivors train again; "
     "gap: between the steps finished before and after; "
     "rebuild: from noticing until every lost row was back; "
-    "lost: the size of the lost shards, with rows never updated, which need no rebuilding"
+    "lost: bytes of the lost shards; rows without an update are counted, and not rebuilt"
 )
 
 

@@ -426,8 +426,8 @@ def in_words(
     names = ["this machine"] * config.world_size if hosts is None else hosts
     ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense)
     lines = [
-        "memory once every row is updated; rows never updated take none, "
-        "what a step works with is not counted:",
+        "memory once all rows are updated; a row takes memory from its first update on; "
+        "buffers of a step come on top:",
         *_by_need(ranks),
     ]
     for host in dict.fromkeys(names):

@@ -336,7 +336,7 @@ class Session:
 
         A call on a single rank is enough. In the loop's body the present step is the last; in a
         function for `every` the step before is the last. In a function for `on_commit` training
-        ends 64 steps after the committed step, or twice `cluster.commit_interval` if longer: by
+        ends 64 steps after the committed step, or twice `protection.commit_interval` if longer: by
         then all ranks know of the call. The loop over `steps` then ends. A run ended by `stop` is
         complete: `--resume` trains no further.
         """

@@ -454,9 +454,7 @@ def test_the_table():
     text = as_text(report(SURVIVED, notes=["a note"]))
     lines = [re.sub(r" {2,}", "  ", line) for line in text.splitlines()]
     assert lines[0] == "drill of tiny: 1 rank killed, 1 failure survived, the same model to the bit"
-    assert (
-        lines[1].endswith("rebuild s  lost bytes") and "lost: the size of the lost shards" in text
-    )
+    assert lines[1].endswith("rebuild s  lost bytes") and "lost: bytes of the lost shards" in text
     assert lines[1].split("  ")[:7] == [
         "ranks",
         "step",
