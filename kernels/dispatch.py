@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from ecrm.kernels import native
 
 BACKENDS = ("reference", "cpu", "triton")
 
-_log = logging.getLogger(__name__)
 _taken: dict[str, str] = {}
 _on_gpu = ["triton"]
 
@@ -57,10 +55,7 @@ def choose(operation: str, backend: str, device: torch.device, has_triton: bool 
         raise ValueError(f"{operation}: backend 'cpu' was given tensors on {device}")
     if chosen == "triton":
         _check_triton(operation, device, has_triton)
-    took = f"cpu ({native.instruction_set()})" if chosen == "cpu" else chosen
-    if _taken.get(operation) != took:
-        _taken[operation] = took
-        _log.info("%s runs on %s", operation, took)
+    _taken[operation] = f"cpu ({native.instruction_set()})" if chosen == "cpu" else chosen
     return chosen
 
 

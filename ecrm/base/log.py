@@ -84,4 +84,7 @@ def tell(text: str, step: int | None, on_stderr: bool) -> None:
     if level >= PRINTER.level:
         PRINTER.handle(record)
     if LOGGER.isEnabledFor(level):
-        LOGGER.handle(record)
+        try:
+            LOGGER.handle(record)
+        except Exception:  # a line may come in the middle of a recovery, which must go on
+            PRINTER.handleError(record)

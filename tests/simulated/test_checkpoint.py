@@ -642,7 +642,7 @@ def test_minutes_are_told_by_one_clock(tmp_path):
                 CheckpointFolder(tmp_path),
                 {},
                 CheckpointPolicy(steps=40, every_minutes=1),
-                lambda e: steps.append(e["step"]),
+                lambda told: steps.append(told.step),
                 clock,
             ),
         )
@@ -690,7 +690,7 @@ def test_failures_do_not_put_off_a_checkpoint_that_goes_by_the_clock(tmp_path):
 
             policy = CheckpointPolicy(steps=40, every_minutes=1)
             return Checkpoints(
-                engine, folder, {}, policy, lambda event: steps.append(event["step"]), clock
+                engine, folder, {}, policy, lambda told: steps.append(told.step), clock
             )
 
         return run_workload(
@@ -878,8 +878,8 @@ def test_all_ranks_together_count_the_bytes_of_all_checkpoints(tmp_path):
     workload, events, writers = Workload(steps=7), {}, []
 
     def make(engine):
-        def tell(event):
-            events[event["step"]] = event["bytes"]
+        def tell(told):
+            events[told.step] = told.bytes
 
         writers.append(
             Checkpoints(

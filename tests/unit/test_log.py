@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import logging.config
 import os
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from ecrm.engine import events
 from ecrm.run.reporter import Reporter
 from ecrm.run.run_folder import RunFolder
 from support.commands import ecrm
+from support.paths import ROOT
 from support.telling import an
 
 
@@ -83,6 +85,30 @@ def test_an_application_that_silences_the_logger_does_not_silence_the_terminal(
     change()
     say("! rank 1 died")
     assert capsys.readouterr().out == "! rank 1 died\n" and kept == []
+
+
+def test_an_error_of_a_handler_is_printed_and_raised_nowhere(kept, capsys):
+    class Fails(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the log server is gone")
+
+    fails = Fails()
+    LOGGER.addHandler(fails)
+    say("! rank 1 died")
+    LOGGER.removeHandler(fails)
+    printed = capsys.readouterr()
+    assert printed.out == "! rank 1 died\n" and "OSError: the log server is gone" in printed.err
+
+
+def test_no_other_logger_below_ecrm_makes_records_without_rank_and_step():
+    files = [*(ROOT / "ecrm").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]
+    made = {
+        (file.name, name)
+        for file in files
+        for name in re.findall(r"getLogger\(([^)]*)\)", file.read_text())
+    }
+    own = {pair for pair in made if "torch" not in pair[1]}
+    assert own == {("log.py", '"ecrm"')}
 
 
 def test_the_root_logger_does_not_print_the_lines_again(kept, capsys):
