@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from ecrm.base.fields import TYPES
+from ecrm.engine import events
 from ecrm.engine.events import (
     EVENTS,
     CheckpointFailed,
@@ -135,3 +139,41 @@ def test_the_parts_of_a_field_are_checked():
     restored = {"event": "restored", "step": 1, "epoch": 1, "shards": [{"shard": 0}]}
     with pytest.raises(ValueError, match="shards: lost_steps is missing"):
         check_event(restored)
+
+
+def lines_of_events() -> str:
+    """A line of each event with a line, and of each outcome with words of its own."""
+    failure = an(events.Failure, ranks=[1], phase="parity", failures_left_when_rebuilt=1)
+    restored = dict.fromkeys(events.RESTORED, 10) | {"refused": []}
+    corruption = partial(an, events.Corruption, kind="data", table="a", rows=[0, 3])
+    found = [
+        failure,
+        replace(failure, failures_left_when_rebuilt=0),
+        an(events.Resumed),
+        an(events.Rebuilt, shards=[1]),
+        an(events.Reshaped, servers=3),
+        an(events.RolledBack),
+        an(events.Restored, shards=[restored]),
+        events.SlotFailed(rank=4, step=7, slot=1, part="body", error=None),
+        an(events.Interrupted, phase="update"),
+        corruption(repaired=True, exact=True),
+        corruption(repaired=True),
+        corruption(),
+        an(events.CheckpointFailed),
+        an(events.NotFinite, why="the loss of step 60 is not finite"),
+        an(events.NotFinite, why="50 steps in a row were skipped"),
+    ]
+    return "\n".join(each.line(events.Terms(protected=1)) for each in found)
+
+
+def test_the_runbook_quotes_the_lines_of_events():
+    text = (ROOT / "docs/operations/runbook.md").read_text()
+    rows = text[text.index("### When ranks die") : text.index("## Errors")]
+    cells = re.findall(r"^\| ([^|]+) \|", rows, re.MULTILINE)
+    quoted = [line for cell in cells for line in re.findall(r"`([^`]* [^`]*)`", cell)]
+    own = [line for line in quoted if not line.startswith("! train.py failed on rank")]
+    assert len(own) > 14
+    said = re.sub(r"[\d.]+", "#", lines_of_events())
+    for line in own:
+        for piece in filter(None, map(str.strip, line.split("..."))):
+            assert re.sub(r"[\d.]+", "#", piece) in said, piece
