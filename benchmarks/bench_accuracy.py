@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lib import measure, tables
-from lib.accuracy import CALM, CONTENDERS, CRITEO, KILLED, PLAIN, RECIPES, Recipe, accuracy
+from lib.accuracy import CALM, CONTENDERS, KILLED, PLAIN, RECIPES, Recipe, accuracy
 from lib.ratios import Row
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -41,13 +41,16 @@ def data_of(recipe: Recipe, scratch: Path) -> Path | None:
     Criteo rows are prepared in the folder `scratch`, once.
     """
     if not recipe.data.exists():
-        print(f"{recipe.title}: left out, there is no {recipe.data}")
+        print(
+            f"{recipe.title}: left out, there is no {recipe.data}; "
+            "docs/benchmarks/accuracy.md says where the data come from"
+        )
         return None
-    if recipe.data != CRITEO:
+    if not recipe.criteo:
         return recipe.data
     prepared = scratch / "criteo"
     if not prepared.exists():
-        measure.ecrm("prepare", "criteo", str(CRITEO), "--output", str(prepared))
+        measure.ecrm("prepare", "criteo", str(recipe.data), "--output", str(prepared))
     return prepared
 
 
@@ -101,6 +104,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--recipe", choices=RECIPES, action="append", help="default: all")
     parser.add_argument("--seed", type=int, choices=SEEDS, action="append", help="default: all")
+    parser.add_argument("--criteo", type=Path, help="the file of 10,000 Criteo rows")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--output", type=Path, help="the CSV; default: results/accuracy.csv")
     arguments = parser.parse_args(words)
@@ -112,6 +116,8 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
             recipe = RECIPES[name]
+            if recipe.criteo and arguments.criteo:
+                recipe = replace(recipe, data=arguments.criteo)
             if arguments.smoke:
                 recipe = replace(recipe, words=recipe.smoke, steps=recipe.smoke_steps)
             data = data_of(recipe, Path(scratch))

@@ -40,7 +40,7 @@ class Recipe:
     `examples/`. `words` come behind the data, then `seed_option` and the seed. `steps` is the
     number of steps, for choosing the steps of kills. `published` has the numbers by metric, empty
     without a number, and `source` their address. `comparable` is False if the recipe trains on a
-    part of the published data.
+    part of the published data. `criteo`: the data are Criteo text, to be prepared first.
     """
 
     title: str
@@ -55,6 +55,7 @@ class Recipe:
     words: tuple[str, ...] = ()
     smoke: tuple[str, ...] = ()
     smoke_steps: int = 0
+    criteo: bool = False
 
     @property
     def metrics(self) -> list[str]:
@@ -100,6 +101,7 @@ RECIPES: dict[str, Recipe] = {
             words=("--model", name, *PART, "--epochs", "2"),
             smoke=("--model", name, *PART, "--epochs", "1"),
             smoke_steps=31,
+            criteo=True,
         )
         for name, title, area, loss in (
             ("dlrm", "DLRM", "0.813804", "0.438155"),

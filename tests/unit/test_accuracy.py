@@ -1,13 +1,15 @@
 """Published numbers beside own trainings: the table, the printed metrics, and unequal models."""
 
+import csv
 import importlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from support.benchmarking import program
+from support.benchmarking import BENCHMARKS, program
 from support.examples import EXAMPLES
 
 
@@ -57,11 +59,41 @@ def test_a_metric_that_a_script_does_not_print_ends_the_benchmark(lib):
         bench.values_of(recipe, "step 1/2  loss 0.5\n")
 
 
+def test_a_recipe_without_data_is_left_out_with_a_line(lib, tmp_path, capsys):
+    bench = program("bench_accuracy")
+    recipe = replace(lib.RECIPES["svd"], data=tmp_path / "ratings")
+    assert bench.data_of(recipe, tmp_path) is None
+    said = capsys.readouterr().out
+    assert said.startswith(f"{recipe.title}: left out, there is no {tmp_path / 'ratings'}; docs/")
+    recipe.data.touch()
+    assert bench.data_of(recipe, tmp_path) == recipe.data
+
+
 def test_every_recipe_has_its_two_scripts(lib):
     for recipe in lib.RECIPES.values():
         assert (EXAMPLES / recipe.script).is_file()
         plain = (EXAMPLES / recipe.plain).read_text()
         assert "import ecrm" not in plain, "plain torch trains without ECRM"
+
+
+def test_committed_numbers_have_three_seeds_and_equal_models(lib):
+    with (BENCHMARKS / "results" / "accuracy.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    found = {}
+    for each in rows:
+        key = each["recipe"], each["metric"], each["contender"]
+        found.setdefault(key, {})[each["seed"]] = each
+    recipes = {recipe for recipe, _, _ in found}
+    assert "svd" in recipes and recipes <= set(lib.RECIPES)
+    for (recipe, metric, contender), seeds in found.items():
+        assert set(seeds) == {"0", "1", "2"}
+        killed = found[recipe, metric, lib.KILLED]
+        if contender == lib.CALM:
+            assert all(seeds[seed]["model_sha256"] for seed in seeds)
+            for field in ("value", "model_sha256"):
+                assert [seeds[seed][field] for seed in seeds] == [
+                    killed[seed][field] for seed in seeds
+                ]
 
 
 @pytest.fixture
