@@ -326,7 +326,7 @@ class Progress(Event):
             f"step {self.step:>{len(str(steps))}}{' of at most ' if open_end else '/'}{steps}  "
             f"{self.steps_per_second:>7,.1f} steps/s  {pace}{logged}{known}"
             f"{skipped}committed {self.committed}  "
-            f"failures left {self.failures_left}  rebuilt {self.rebuilt:.0%}"
+            f"survives {counted(self.failures_left, 'more failure')}  rebuilt {self.rebuilt:.0%}"
         )
 
 

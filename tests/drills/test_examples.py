@@ -37,6 +37,7 @@ def test_an_example_learns_and_kills_leave_its_model(tmp_path, script):
     calm, killed = runs
     assert dead_ranks(calm) == [] and dead_ranks(killed) == [1, 3]
     assert calm.summary["steps"] == 50 and killed.model == calm.model
+    assert calm.progress and killed.progress == calm.progress
     assert len(said(calm, script)) == 1, calm.output
     assert said(killed, script) == said(calm, script)
     models = [torch.load(run.folder.parent / "model.pt") for run in runs]

@@ -32,6 +32,19 @@ LONG = {"train.steps": 400, "model.dense_arch": "native", "protection.verify_par
 """What runs train that something is done to from outside."""
 
 
+OF_TRAINING = {
+    "event",
+    "step",
+    "committed",
+    "samples",
+    "skipped",
+    "logged",
+    "window",
+    "values",
+}
+"""Fields of events that are about the training, and not about times or the cluster."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished `ecrm launch`: exit code, what it printed, and its run folder."""
@@ -53,6 +66,13 @@ class Run:
     @property
     def model(self) -> str:
         return self.summary["model_sha256"]
+
+    @property
+    def progress(self) -> list[dict[str, Any]]:
+        """What progress and evaluations tell of the training: the same whoever dies."""
+        kinds = ("progress", "evaluation")
+        told = [event for event in self.events if event["event"] in kinds]
+        return [{key: event[key] for key in event.keys() & OF_TRAINING} for event in told]
 
     @property
     def events(self) -> list[dict[str, Any]]:
