@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from ecrm.base.console import say
+from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.run.build_rank import Rank
 from ecrm.run.claim import RunContext
 from ecrm.run.gather import decide
 
 
+def checkpoint_folder(run: RunContext) -> CheckpointFolder | None:
+    """The folder for a run's checkpoints, `None` for a run without checkpoints."""
+    writes = run.config.checkpoints or run.config.checkpoint.at_end
+    return run.durable.own if writes else None
+
+
 def checkpoints_of(run: RunContext, rank: Rank) -> Checkpoints | None:
     """The writer of a run's checkpoints, `None` for a run without checkpoints."""
-    config, own, loaded = run.config, run.durable.own, run.durable.loaded
-    if own is None or not (config.checkpoints or config.checkpoint.at_end):
+    config, own, loaded = run.config, checkpoint_folder(run), run.durable.loaded
+    if own is None:
         return None
     return Checkpoints(
         rank.engine,

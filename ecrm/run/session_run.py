@@ -34,12 +34,13 @@ from ecrm.run.build_rank import Rank, build_rank
 from ecrm.run.claim import RunContext, claim_run
 from ecrm.run.connect import Cluster, accept, connect, share_with
 from ecrm.run.consistency import given_of
+from ecrm.run.disk_check import free_on_disk, judge_disk
 from ecrm.run.ending import Ending, Record
 from ecrm.run.finite import REMEDY as OF_CONFIGS
 from ecrm.run.gather import gather, on_all, share_at_start
 from ecrm.run.hello import Hello, Inputs, check_inputs, hello_of, needed_versions
 from ecrm.run.inputs import OF_CONFIG, OF_SCRIPT, check_started, data_of
-from ecrm.run.keep import checkpoints_of, inherit_best
+from ecrm.run.keep import checkpoint_folder, checkpoints_of, inherit_best
 from ecrm.run.loaded_files import with_digests
 from ecrm.run.log_delivery import FileMark, NoMark
 from ecrm.run.memory_check import judge_memory, reserve_own, shown_gpu
@@ -113,7 +114,8 @@ def start_run(wanted: Wanted) -> Started:
             cluster = connect(transport, run, hellos, gone)
             clusters[:] = [cluster]
             reserve_own(config, cluster, spaces, transport.rank)
-            return [accept(transport, hellos), shown_gpu(config)]
+            free = free_on_disk(checkpoint_folder(run))
+            return [accept(transport, hellos), shown_gpu(config), free]
 
         claimed = claim_run(transport, replace(spec, config=config), trained, make_ready, waiting)
         if claimed is None:
@@ -127,8 +129,10 @@ def start_run(wanted: Wanted) -> Started:
         available = {of: hello.available for of, hello in hellos.items()}
         gpus = {of: said[1] for of, said in ready.items()}
         lacking = on_all(transport, lambda: judge_memory(config, cluster, spaces, available, gpus))
-        if lacking:
-            say_on_first(f"warning: {lacking}")
+        free = [said[2] for said in ready.values()]
+        full = on_all(transport, lambda: judge_disk(run.spec.run_dir, replica, spaces, free))
+        for warning in filter(None, (lacking, full)):
+            say_on_first(f"warning: {warning}")
         cluster.cores.heed(cluster.view)
         words = {of: hello.word for of, hello in hellos.items()}
         whereabouts = Whereabouts.of_ranks(transport, started.word, words)

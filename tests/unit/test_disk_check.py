@@ -1,0 +1,85 @@
+"""A disk too small for one checkpoint, told before the first step."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ecrm.base.errors import UsageError
+from ecrm.checkpoint.folder import CheckpointFolder
+from ecrm.placement.sparse_optimizer import SparseOptimizer
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.run.disk_check import free_on_disk, judge_disk
+
+SPACES = row_spaces([Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))])
+DENSE = SimpleNamespace(entries=[("weight", torch.zeros(1000)), ("step", 3)])
+ROWS, CERTAIN = 500 * (8 + 4 * 9), 4000
+"""Bytes of row numbers, rows and their state; and of dense parameters."""
+
+
+def judge(*free: int | None) -> str:
+    return judge_disk(Path("runs/x"), DENSE, SPACES, free)
+
+
+def test_a_checkpoint_of_all_rows_that_does_not_fit_is_warned_of():
+    assert judge(ROWS + CERTAIN) == "" == judge(None, None)
+    said = judge(10**9, ROWS + CERTAIN - 1)
+    assert said.startswith("once every row is trained a checkpoint needs 0.0 MB, and 0.0 MB are")
+    assert "free in runs/x" in said and said.endswith("in --run-dir")
+    assert judge(CERTAIN) == said
+
+
+def test_dense_parameters_that_do_not_fit_are_refused():
+    with pytest.raises(UsageError, match="the model could not be kept: make room there") as caught:
+        judge(CERTAIN - 1)
+    assert str(caught.value).count("\n") == 0
+
+
+def test_a_run_without_checkpoints_needs_no_room(tmp_path, monkeypatch):
+    seen = []
+    usage = SimpleNamespace(free=7)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: seen.append(path) or usage)
+    assert free_on_disk(None) is None and not seen
+    assert free_on_disk(CheckpointFolder(tmp_path / "run" / "checkpoints")) == 7
+    assert seen == [tmp_path], "the folder that is there"
+
+
+PROGRAM = """
+import shutil, sys, types
+usage = types.SimpleNamespace(free=int(sys.argv[1]))
+shutil.disk_usage = lambda path: usage
+import ecrm.cli.commands
+sys.exit(ecrm.cli.commands.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(("free", "code"), [("1000", 2), ("100000", 0)])
+def test_a_run_on_a_full_disk_is_told_at_its_start(tmp_path, criteo_rows, free, code):
+    sets = (
+        f"data.path={criteo_rows}",
+        "cluster.layout=colocated",
+        "cluster.servers=1",
+        "cluster.trainers=1",
+        "cluster.spares=0",
+        "protection.name=none",
+        "train.steps=2",
+    )
+    words = ["train", "tiny", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, free, *words, *(w for one in sets for w in ("--set", one))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    if code:
+        assert "the model could not be kept" in done.stderr and "Traceback" not in done.stderr
+        assert "step 2/2" not in done.stdout
+    else:
+        assert "warning: once every row is trained a checkpoint needs" in done.stdout
