@@ -85,6 +85,20 @@ def seed_slot(seed: int, step: int, slot: int) -> None:
     np.random.seed(number % 2**32)
 
 
+@contextmanager
+def seeded_aside(seed: int) -> Iterator[None]:
+    """Seed the generators of `seed_slot` for a block; afterwards they go on as before."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            seed_slot(seed, 0, 0)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
 def aligned(batch: Batch) -> Batch:
     """A batch with all tensors and numpy arrays at multiples of 64 bytes, copied if need be.
 

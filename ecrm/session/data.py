@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Sized
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from ecrm.base.errors import UsageError
-from ecrm.model.determinism import seed_slot
+from ecrm.base.wording import counted
+from ecrm.model.determinism import seed_slot, seeded_aside
 from ecrm.session.feed import Drawn, Feed, Source
 from ecrm.session.other_data import check_indexable, no_batches
 from ecrm.session.streams import Streams, StreamSource
@@ -36,6 +37,9 @@ def _default_collate(samples: list[Any]) -> Any:
 class Indexed:
     """The samples of a map-style dataset in batches, epoch after epoch.
 
+    - `dataset`: the dataset, or a function that makes the dataset, called with the first batch.
+      Ranks without slots, such as servers and spares, then never make the dataset. Random numbers
+      drawn by the function depend on `seed` alone, whenever a rank calls the function.
     - `batch_size`: samples of a batch; a batch is the part of a slot in a step.
     - `collate(samples)`: makes a batch of a list of samples; by default torch's default_collate.
     - `shuffle`: whether every epoch has a new order, drawn from (`seed`, epoch).
@@ -43,6 +47,7 @@ class Indexed:
     - `workers`: the number of processes per rank for making batches ahead, so that steps need not
       wait. By default the rank itself makes batches, between steps. The bits are the same. An
       evaluation has as many extra workers, from its first batch to its last.
+    - `size`: the number of samples, needed with a function, and refused with a dataset.
 
     Samples form a single sequence: a batch may hold the last samples of an epoch and the first
     samples of the next, and every epoch has every sample once. So `drop_last` is not needed. No
@@ -59,35 +64,79 @@ class Indexed:
 
     The order of an epoch takes 8 bytes a sample of memory. A process keeps up to three orders, and
     so does every worker. Raises UsageError for an empty dataset or batch, for fewer than 0 workers,
-    and for fewer than 1 epoch.
+    and for fewer than 1 epoch. Also raises UsageError with the first batch, if the function makes
+    a dataset of another size.
     """
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | Callable[[], Dataset],
         batch_size: int,
         collate: Callable[[list[Any]], Any] = _default_collate,
         shuffle: bool = True,
         seed: int = 0,
         epochs: int | None = None,
         workers: int = 0,
+        size: int | None = None,
     ) -> None:
         batch_size = whole(batch_size, "Indexed(batch_size", 1)
         workers, seed = whole(workers, "Indexed(workers", 0), operator.index(seed)
         if epochs is not None:
             epochs = whole(epochs, "Indexed(epochs", 1, ", or None for no end")
-        check_indexable(dataset)
-        self.dataset, self.batch_size, self._collate = dataset, batch_size, collate
+        self._make: Callable[[], Dataset] | None = None
+        self._dataset: Dataset | None = None
+        if callable(dataset) and not hasattr(dataset, "__getitem__"):
+            if size is None:
+                raise UsageError(
+                    "ecrm.Indexed(function): the number of samples is not known before the "
+                    "function is called",
+                    otherwise="give size=..., or the dataset itself",
+                )
+            self._make, self._size = dataset, whole(size, "Indexed(size", 1)
+        else:
+            check_indexable(dataset)
+            if size is not None:
+                raise UsageError(
+                    "ecrm.Indexed(dataset, size=...): the dataset has a size of its own",
+                    otherwise="leave size out, or give a function that makes the dataset",
+                )
+            self._dataset = cast("Dataset", dataset)
+        self.batch_size, self._collate = batch_size, collate
         self._shuffle, self._seed = shuffle, seed
         self.epochs, self.workers = epochs, workers
         self._orders: dict[int, Tensor] = {}
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset; the first call makes a dataset given by a function.
+
+        Raises UsageError for a made dataset of another size.
+        """
+        if self._dataset is None:
+            assert self._make is not None
+            with seeded_aside(self._seed):
+                made = self._make()
+            check_indexable(made)
+            if len(made) != self._size:
+                raise UsageError(
+                    f"ecrm.Indexed(function, size={self._size}): the function has made a dataset "
+                    f"of {counted(len(made), 'sample')}",
+                    otherwise=f"give size={len(made)}",
+                )
+            self._dataset = made
+        return self._dataset
+
+    @property
+    def _count(self) -> int:
+        """The number of samples; makes no dataset."""
+        return self._size if self._make is not None else len(self.dataset)
 
     def batch(self, step: int, slot: int, slots: int) -> Any:
         """The batch of a slot in a step of `slots` batches; `None` after the last epoch."""
         first = (step * slots + slot) * self.batch_size
         count = self.batch_size
         if self.epochs is not None:
-            count = min(count, self.epochs * len(self.dataset) - first)
+            count = min(count, self.epochs * self._count - first)
         if count < 1:
             return None
         return self._collate(self._read(self.samples(first, count)))
@@ -96,12 +145,12 @@ class Indexed:
         """The slots with a batch in a step of `slots` batches."""
         if self.epochs is None:
             return range(slots)
-        batches = -(-self.epochs * len(self.dataset) // self.batch_size)
+        batches = -(-self.epochs * self._count // self.batch_size)
         return range(min(slots, max(0, batches - step * slots)))
 
     def samples(self, first: int, count: int) -> list[int]:
         """Numbers in the dataset of `count` samples, from place `first` of the sequence on."""
-        size, found = len(self.dataset), []
+        size, found = self._count, []
         while count:
             epoch, place = divmod(first, size)
             here = min(count, size - place)
@@ -111,17 +160,17 @@ class Indexed:
 
     def steps(self, epochs: float, slots: int) -> int:
         """The number of steps of `slots` batches for seeing every sample `epochs` times."""
-        return -int(-epochs * len(self.dataset) // (self.batch_size * slots))
+        return -int(-epochs * self._count // (self.batch_size * slots))
 
     @property
     def whole_batches(self) -> int:
         """The number of batches for seeing every sample once, in order."""
-        return -(-len(self.dataset) // self.batch_size)
+        return -(-self._count // self.batch_size)
 
     def whole_batch(self, number: int) -> Any:
         """The batch `number` of `whole_batches`; the last batch may be smaller."""
         first = number * self.batch_size
-        last = min(first + self.batch_size, len(self.dataset))
+        last = min(first + self.batch_size, self._count)
         return self._collate(self._read(list(range(first, last))))
 
     def _read(self, numbers: list[int]) -> Any:
@@ -152,10 +201,10 @@ class Indexed:
 
     def _drawn(self, epoch: int) -> Tensor:
         if not self._shuffle:
-            return torch.arange(len(self.dataset))
+            return torch.arange(self._count)
         digest = hashlib.sha256(f"{self._seed} {epoch}".encode()).digest()
         random = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        return torch.randperm(len(self.dataset), generator=random)
+        return torch.randperm(self._count, generator=random)
 
 
 Batches = Indexed | Streams | Callable[[int, int], Any]
@@ -223,12 +272,17 @@ def feed_of(batches: Batches, slots: int, steps: int, seed: int) -> Feed:
     """The feed of batches on this rank; workers are forked for the first batch."""
     source = source_of(batches, slots, seed)
     count = batches.workers if isinstance(batches, Indexed | Streams) else 0
-    return Feed(source, lambda: started(source, count), steps)
+    return Feed(source, lambda: started(source, count, batches), steps)
 
 
-def started(source: Source, count: int) -> list[Worker]:
-    """Fork `count` workers now, drawing batches from `source`."""
+def started(source: Source, count: int, batches: object) -> list[Worker]:
+    """Fork `count` workers now, drawing batches from `source`, made of `batches`.
+
+    A dataset given by a function is made before, so that workers share the dataset's memory.
+    """
     workers: list[Worker] = []
+    if count and isinstance(batches, Indexed):
+        batches.dataset  # noqa: B018
     for number in range(count):
         name = f"worker {number} of {count}"
         workers.append(Worker(lambda task: source.draw(*task), name, workers))

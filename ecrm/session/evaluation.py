@@ -105,7 +105,7 @@ class Evaluation:
         slots = len(engine.view.slots)
         source = NumberedSource(make, count, slots, self._seed, engine.step)
         workers = batches.workers if isinstance(batches, Indexed) else 0
-        feed = Feed(source, lambda: started(source, workers), -(-count // slots))
+        feed = Feed(source, lambda: started(source, workers, batches), -(-count // slots))
         try:
             result: dict[str, Tensor] = yield from sealed(
                 engine,

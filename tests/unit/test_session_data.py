@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 
 import numpy
 import pytest
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -20,7 +22,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ecrm.base.errors import UsageError
-from ecrm.session.data import Indexed, source_of, steps_of
+from ecrm.session.data import Indexed, feed_of, source_of, steps_of
 from ecrm.session.other_data import no_batches
 
 
@@ -63,6 +65,70 @@ def test_epochs_end_with_what_is_left():
 def test_an_evaluation_sees_all_samples_in_order():
     data = numbers(5, 2)
     assert [data.whole_batch(n) for n in range(data.whole_batches)] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_function_makes_the_dataset_with_the_first_batch_and_once():
+    made = []
+
+    def make() -> range:
+        made.append(1)
+        return range(7)
+
+    lazy = Indexed(make, 3, collate=list, epochs=2, size=7)
+    there = numbers(7, 3, epochs=2)
+    assert steps_of(lazy, 2, None) == steps_of(there, 2, None) == 3
+    source, feed = source_of(lazy, 2, 0), feed_of(lazy, 2, 3, 0)
+    assert list(source.slots_in(2)) == [0] and lazy.whole_batches == 3
+    assert list(feed.slots_in(2)) == [0]
+    assert not made, "a rank without slots asks for no more"
+    for step in range(3):
+        for slot in range(2):
+            assert lazy.batch(step, slot, 2) == there.batch(step, slot, 2)
+    assert feed.draw(0, 0, [0]).batch == there.batch(0, 0, 2)
+    assert made == [1]
+
+
+def test_a_made_dataset_does_not_depend_on_its_step_nor_does_a_batch_on_its_making():
+    """A spare that takes over makes the dataset later than the trainer before."""
+
+    def make() -> list[tuple[float, float, float]]:
+        return [(random.random(), float(torch.rand(())), numpy.random.rand()) for _ in range(4)]
+
+    def drawn(samples: list) -> list:
+        return [samples, random.random(), float(torch.rand(())), numpy.random.rand()]
+
+    early, late = (source_of(Indexed(make, 2, collate=drawn, size=4), 1, 7) for _ in range(2))
+    assert early.draw(0, 0, None).batch != early.draw(5, 0, None).batch
+    assert early.draw(5, 0, None).batch == late.draw(5, 0, None).batch
+
+
+def test_workers_share_the_dataset_that_a_function_makes(tmp_path):
+    calls = tmp_path / "calls"
+
+    def make() -> range:
+        with open(calls, "a") as file:
+            file.write("made\n")
+        return range(40)
+
+    feed = feed_of(Indexed(make, 2, collate=list, shuffle=False, workers=2, size=40), 1, 20, 0)
+    try:
+        assert [feed.draw(step, 0, [0]).batch for step in range(4)] == [
+            [2 * step, 2 * step + 1] for step in range(4)
+        ]
+    finally:
+        feed.close()
+    assert calls.read_text() == "made\n"
+
+
+def test_a_function_tells_its_size_and_keeps_to_it():
+    with pytest.raises(UsageError, match=r"give size=\.\.\., or the dataset itself"):
+        Indexed(lambda: range(5), 2)
+    with pytest.raises(UsageError, match="leave size out"):
+        Indexed(range(5), 2, size=5)
+    with pytest.raises(UsageError, match="made a dataset of 5 samples.*give size=5"):
+        Indexed(lambda: range(5), 2, size=6).batch(0, 0, 1)
+    with pytest.raises(UsageError, match="cannot be asked for by number"):
+        Indexed(lambda: None, 2, size=6).batch(0, 0, 1)
 
 
 def test_what_cannot_work_is_refused():
