@@ -45,6 +45,12 @@ def _index(name: str) -> int | None:
     return first + number if number < count else None
 
 
+OTHER_COLUMNS = (
+    "for a file of other columns type ecrm schema FILE > schema.toml, then "
+    "ecrm prepare table FILE --schema schema.toml --output DIR"
+)
+
+
 def detect_layout(path: str, number: int, line: bytes) -> Layout:
     """Return the layout of a file, read from the first line with text.
 
@@ -52,15 +58,19 @@ def detect_layout(path: str, number: int, line: bytes) -> Layout:
     line belongs to the label or an integer column: `c1` to `c26` alone could be hex values. Headers
     may order the 40 columns freely and have further columns, never read. Without a header the order
     is `COLUMN_NAMES`, separated by tabs, or by commas if the line has no tab and exactly 39 commas.
-    Raises `DataError` for a header with a column missing or named twice.
+    Raises `DataError` for a header with a column missing or named twice, and for a line with commas
+    that is neither a header nor a row.
     """
     delimiter = b"," if b"\t" not in line and b"," in line else b"\t"
     found: dict[int, int] = {}
     names = line.decode("utf-8", "replace").split(delimiter.decode())
     indices = [_index(name) for name in names]
     if not any(index is not None and index <= INTEGERS for index in indices):
-        if line.count(b",") != COLUMNS - 1:
-            delimiter = b"\t"
+        if delimiter == b"," and len(names) != COLUMNS:
+            raise DataError(
+                f"{path}:{number}: {len(names)} fields between commas, and no header of Criteo's "
+                f"{COLUMNS} columns; {OTHER_COLUMNS}"
+            )
         return Layout(delimiter, COLUMNS, tuple(range(COLUMNS)), header=False)
     for position, index in enumerate(indices):
         if index is None:
@@ -75,7 +85,7 @@ def detect_layout(path: str, number: int, line: bytes) -> Layout:
     if missing:
         raise DataError(
             f"{path}:{number}: the header lacks {len(missing)} of {COLUMNS} columns: "
-            f"{', '.join(missing)}"
+            f"{', '.join(missing)}; {OTHER_COLUMNS}"
         )
     return Layout(
         delimiter, len(names), tuple(found[index] for index in range(COLUMNS)), header=True

@@ -141,7 +141,10 @@ NO_TORCH = "the process that loads torch died before MPI was up: start the run a
 
 def died(rank: int) -> str:
     """The message about a death during the start."""
-    return f"rank {rank} died before MPI was up: start the run again"
+    return (
+        f"rank {rank} died before MPI was up: correct the error that the rank has printed above; "
+        "if there is no such error, start the run again"
+    )
 
 
 def _state(pid: int | None, parent: int | None = None) -> str:

@@ -216,6 +216,9 @@ class Session:
         true in exactly one call, even after deaths: a file written only by the main rank gets every
         step once. If the main rank dies inside the listener, the next main rank repeats the call.
         Call `on_commit` before `steps`.
+
+        Steps count from 0, as `session.step` does in the loop's body. Progress lines, TensorBoard
+        and functions for `every` have the number of finished steps, `step` + 1.
         """
         self._check_before("on_commit")
         self._listeners.append(listener)
@@ -349,8 +352,8 @@ class Session:
         `every` with a `mode` compares the first value. Named `values` go into an event of the run,
         to TensorBoard, and, from the last report, into summary.json as `eval_NAME`. A value of
         `None` is undefined. Of several reports on a rank the last counts; of several ranks, the
-        lowest rank counts, and a single rank may report alone. Raises UsageError for NaN and for a
-        value other than a number.
+        lowest rank counts, and a single rank may report alone. Raises UsageError for NaN, for a
+        value other than a number, and for named values alone in a function with a `mode`.
         """
         found = math.nan
         if value is not None or not values:

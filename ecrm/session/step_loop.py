@@ -79,7 +79,7 @@ class WorkBetweenSteps:
         self._doing: Callable[[Place | str], None] = started.doing
         self._done_at = [-1] * len(every)
         self.allowed, self._recoveries = False, 0
-        self._stops, self._reported = False, math.nan
+        self._stops, self._reported, self._comparing = False, math.nan, False
         self._named: Mapping[str, float | None] = {}
         self.reports = 0
 
@@ -93,7 +93,17 @@ class WorkBetweenSteps:
         self._stops = True
 
     def report(self, value: float, named: Mapping[str, float | None]) -> None:
-        """Note the values found by the running function; NaN stands for no value to compare."""
+        """Note the values found by the running function; NaN stands for no value to compare.
+
+        Raises UsageError if a comparison waits for the value, and all named values are defined: the
+        function forgot the value.
+        """
+        if math.isnan(value) and self._comparing and None not in named.values():
+            first = next(iter(named))
+            raise UsageError(
+                "session.every(mode=...) compares the first value of session.report, and a named "
+                f"value does not count: type session.report({first}, {first}={first})"
+            )
         self._reported, self._named = value, named
 
     def is_due(self, step: int) -> bool:
@@ -135,6 +145,7 @@ class WorkBetweenSteps:
         """Call a function; raises StepAborted after a failure, even if user code catches errors."""
         before = self._kept_by(every)
         self.allowed, self._recoveries = True, self._engine.recovery.through
+        self._comparing = every.goal is not None
         self._stops, self._reported, self._named = False, math.nan, {}
         self.goes_on()
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.process.startup import NO_TORCH, Startup
+from ecrm.process.startup import NO_TORCH, Startup, died
 from support.drilling import RUN_SECONDS
 from support.starting import (
     LATE,
@@ -59,7 +59,7 @@ def test_a_rank_killed_while_it_starts(tmp_path, criteo_rows, instant):
     if trained:
         assert (start.folder / "summary.json").exists(), output
         return
-    ended_with_one_line(code, output, "rank 1 died before MPI was up: start the run again")
+    ended_with_one_line(code, output, died(1))
     assert not any(start.folder.glob("*")), "a run that never began leaves nothing"
 
 
@@ -77,7 +77,7 @@ def test_a_rank_killed_inside_mpi_init(tmp_path, criteo_rows):
     time.sleep(1.0)
     os.kill(pid, signal.SIGKILL)
     code, output = start.end(WITHIN_SECONDS)
-    ended_with_one_line(code, output, "rank 1 died before MPI was up: start the run again")
+    ended_with_one_line(code, output, died(1))
 
 
 def test_a_start_without_end_is_ended(tmp_path, criteo_rows):

@@ -505,7 +505,18 @@ def test_headers_that_do_not_fit(tmp_path):
     )
     with pytest.raises(DataError) as caught:
         read_all(path)
-    assert str(caught.value) == f"{path}:2: the header lacks 2 of 40 columns: int_3, cat_25"
+    lacks = (
+        f"{path}:2: the header lacks 2 of 40 columns: int_3, cat_25; for a file of other columns"
+    )
+    assert str(caught.value).startswith(lacks)
+    path.write_text("userId,movieId,rating\n1,2,3.5\n")
+    with pytest.raises(DataError) as caught:
+        read_all(path)
+    assert str(caught.value) == (
+        f"{path}:1: 3 fields between commas, and no header of Criteo's 40 columns; for a file of "
+        "other columns type ecrm schema FILE > schema.toml, then "
+        "ecrm prepare table FILE --schema schema.toml --output DIR"
+    )
     path.write_text(",".join((*COLUMN_NAMES, "I4")) + "\n")
     with pytest.raises(DataError) as caught:
         read_all(path)

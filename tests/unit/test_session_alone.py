@@ -374,6 +374,18 @@ def test_a_number_that_cannot_be_is_told(use, said):
         use()
 
 
+def test_a_comparison_without_a_first_value_is_refused():
+    session = begun(small())
+
+    @session.every(1, mode="min", patience=2)
+    def look():
+        session.report(loss=0.5)
+
+    with pytest.raises(UsageError, match=r"type session.report.loss, loss=loss."):
+        for kjt in session.steps(ids, 3):
+            score(session.model, kjt).square().mean().backward()
+
+
 def test_a_file_without_tables_is_checked_as_it_is_loaded(tmp_path):
     path = tmp_path / "dense.pt"
     weight = torch.rand(1, 4)
