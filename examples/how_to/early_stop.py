@@ -9,7 +9,7 @@ import ecrm
 
 
 def samples(seed):
-    """Labels follow the id, but for every fourth label, which is drawn: training overfits."""
+    """Three labels of four follow the id, the rest are drawn: training overfits."""
     random = torch.Generator().manual_seed(seed)
     ids = torch.randint(1000, (256,), generator=random)
     drawn = torch.rand(256, generator=random) < 0.25
