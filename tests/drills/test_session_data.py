@@ -41,6 +41,18 @@ def test_a_killed_trainer_with_workers_leaves_the_model_of_a_calm_run_without(tm
     assert killed.model == calm.model
 
 
+def test_trainers_alone_make_a_dataset_given_by_a_function(tmp_path):
+    there = train(tmp_path / "there", "indexed", 0)
+    made = train(tmp_path / "made", "made", 2, *TRAINER)
+    assert made.code == 0, made.output
+    assert dead_ranks(made) == [3] and made.model == there.model
+    (failure,) = made.events_of("failure")
+    trainers = {3, 4, *failure["slots"].values()}
+    assert {path.name for path in (tmp_path / "made").glob("made-*")} == {
+        f"made-{rank}" for rank in trainers
+    }
+
+
 def test_steps_do_not_wait_for_batches_that_workers_make(tmp_path):
     here = train(tmp_path / "here", "indexed", 0, "--profile")
     ahead = train(tmp_path / "ahead", "indexed", 6, "--profile")

@@ -1,10 +1,12 @@
 """A training script whose batches take a while to make: `fed_script.py KIND WORKERS`.
 
-KIND is "indexed" or "streams"; each slot's stream ends at another step, the last after 40.
+KIND is "indexed", "made" for a dataset made by a function, or "streams"; each slot's stream ends at
+another step, the last after 40. A rank that makes the dataset leaves a file `made-RANK`.
 """
 
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
@@ -62,8 +64,17 @@ apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.5
 session = ecrm.Session(
     model, slots=2, dense_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01)
 )
+
+
+def make() -> range:
+    Path(f"made-{session.rank}").touch()
+    return range(5000)
+
+
 if KIND == "indexed":
     data, steps = ecrm.Indexed(range(5000), BATCH, collate, workers=WORKERS), STEPS
+elif KIND == "made":
+    data, steps = ecrm.Indexed(make, BATCH, collate, workers=WORKERS, size=5000), STEPS
 else:
     data = ecrm.Streams(lambda slot: Samples(50_000 * slot, STEPS - 15 * slot), workers=WORKERS)
     steps = 1000
