@@ -23,7 +23,7 @@ def test_the_notebook_runs_and_a_killed_server_changes_no_bit(tmp_path):
     assert same == "True"
 
 
-def test_the_notebook_has_the_script_and_the_command_of_the_readme():
+def test_the_notebook_has_the_script_of_the_readme_and_outputs_of_a_run():
     cells = code_cells(json.loads(NOTEBOOK.read_text()))
     sources = ["".join(cell["source"]) for cell in cells]
     page = (ROOT / "README.md").read_text()
@@ -31,3 +31,5 @@ def test_the_notebook_has_the_script_and_the_command_of_the_readme():
     assert sources[0] == f"%%writefile train.py\n{script.rstrip()}"
     (command,) = re.findall(r"^    ecrm (launch train.py .*)$", page, re.MULTILINE)
     assert sources[3] == f"!ecrm {command} | cat"
+    assert all(cell["outputs"] for cell in cells)
+    assert cells[-1]["outputs"][0]["data"]["text/plain"] == ["True"]
