@@ -732,7 +732,7 @@ def test_a_run_asked_to_stop_while_it_rebuilds(tmp_path, seconds):
             folder,
             {},
             CheckpointPolicy(steps=20, every_steps=100),
-            events.append,
+            noted_in(events),
             clock.__next__,
         )
         while True:
@@ -775,7 +775,7 @@ def test_a_run_that_goes_on_after_all_writes_checkpoints_as_before(tmp_path):
         )
         policy = CheckpointPolicy(steps=12, every_steps=4, keep=9)
         checkpoints, computed = (
-            Checkpoints(engine, CheckpointFolder(tmp_path), {}, policy, events.append),
+            Checkpoints(engine, CheckpointFolder(tmp_path), {}, policy, noted_in(events)),
             Computed(),
         )
         asked = True
