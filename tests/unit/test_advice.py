@@ -319,7 +319,7 @@ def _fits_the_machine(overrides: Sequence[str]) -> None:
 
 
 CONFIG_KEY = re.compile(
-    r"\b(set|lower|raise|type|type --set) (?!data\.path|mapped\.path)[a-z]+\.[a-z_]+"
+    r"\b(set|lower|raise|type|type --set) (?!data\.path|mapped\.path|session\.)[a-z]+\.[a-z_]+"
 )
 
 

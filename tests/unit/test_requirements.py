@@ -177,10 +177,10 @@ def test_the_script_of_the_readme_has_twenty_lines():
     assert len(script.splitlines()) == 20
 
 
-def test_without_rich_a_terminal_has_a_line_instead_of_the_bar(monkeypatch, capsys, tmp_path):
+def test_without_rich_a_terminal_has_a_line_instead_of_the_screen(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     without(monkeypatch, "rich")
     watch.watch_of(tmp_path, steps=10, ranks=3)
     assert capsys.readouterr().out == (
-        "# no progress bar without the package rich: type pip install 'ecrm[rich]'\n"
+        "# no screen without the package rich: type pip install 'ecrm[rich]'\n"
     )
