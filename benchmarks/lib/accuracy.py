@@ -114,29 +114,33 @@ RECIPES: dict[str, Recipe] = {
 def accuracy(rows: Sequence[Row]) -> list[str]:
     """The published number of each recipe and metric beside three trainings here."""
     header = ("recipe", "metric", "published", *CONTENDERS, "models of the last two")
-    lines = []
-    for (name, metric), mine in groups(rows, "recipe", "metric").items():
-        recipe = RECIPES[name]
-        found = {of: numbers(each, "value") for (of,), each in groups(mine, "contender").items()}
-        models = {
-            of: [row["model_sha256"] for row in mine if row["contender"] == of]
-            for of in (CALM, KILLED)
-        }
-        equal = sum(calm == killed for calm, killed in zip(*models.values(), strict=True))
-        value = recipe.published[metric]
-        published = f"[{value}]({recipe.source})" if recipe.source and value else value or "-"
-        if value and not recipe.comparable:
-            published += ", on all data"
-        lines.append(
-            (
-                recipe.title,
-                metric,
-                published,
-                *(mean_and_spread(found[of]) for of in CONTENDERS),
-                f"equal to the bit, {equal} of {len(models[CALM])}",
-            )
-        )
+    measured = groups(rows, "recipe", "metric")
+    lines = [
+        (recipe.title, metric, published(recipe, metric), *trained(measured.get((name, metric))))
+        for name, recipe in RECIPES.items()
+        for metric in recipe.metrics
+    ]
     return markdown(header, lines)
+
+
+def published(recipe: Recipe, metric: str) -> str:
+    """The published number with its address; `-` without a number."""
+    if not (value := recipe.published[metric]):
+        return "-"
+    return f"[{value}]({recipe.source})" + ("" if recipe.comparable else ", on all data")
+
+
+def trained(rows: Sequence[Row] | None) -> list[str]:
+    """The numbers of all contenders, and how many models of the last two are equal."""
+    if rows is None:
+        return ["not measured yet", "-", "-", "-"]
+    mine = {of: rows_of for (of,), rows_of in groups(rows, "contender").items()}
+    calm, killed = ([row["model_sha256"] for row in mine[of]] for of in (CALM, KILLED))
+    equal = sum(one == other for one, other in zip(calm, killed, strict=True))
+    return [
+        *(mean_and_spread(numbers(mine[of], "value")) for of in CONTENDERS),
+        f"equal to the bit, {equal} of {len(calm)}",
+    ]
 
 
 def mean_and_spread(values: Sequence[float]) -> str:

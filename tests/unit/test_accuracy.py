@@ -35,12 +35,15 @@ def test_the_table_has_the_mean_the_spread_and_the_equal_models(lib):
         rows.append(row(lib.PLAIN, seed, value))
         rows.append(row(lib.CALM, seed, "0.941", f"model {seed}"))
         rows.append(row(lib.KILLED, seed, "0.941", f"model {min(seed, 1)}"))
-    line = lib.accuracy(rows)[-1]
+    _, _, line, *others = lib.accuracy(rows)
     assert line.startswith(
         "| SVD with biases, MovieLens-100k | RMSE | [0.9440](https://github.com/"
     )
     assert "| 0.9400 (0.9300 to 0.9500) | 0.9410 (0.9410 to 0.9410) |" in line
     assert line.endswith("| equal to the bit, 2 of 3 |")
+    assert len(others) == sum(len(recipe.metrics) for recipe in lib.RECIPES.values()) - 1
+    assert others[0] == "| HSTU, small, MovieLens-100k | HR@10 | - | not measured yet | - | - | - |"
+    assert all("), on all data | not measured yet |" in other for other in others[2:])
 
 
 def test_a_changed_model_or_metric_ends_the_benchmark(lib):
