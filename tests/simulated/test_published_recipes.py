@@ -1,0 +1,90 @@
+"""The models with published numbers of `examples/` on simulated ranks: kills change no bit."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from ecrm.session.session import Session
+from ecrm.testing.simulated_transport import PhaseFault
+from support.examples import EXAMPLES
+from support.sessions import Layout, run
+
+STEPS, TABLES = 4, 26
+KILLS = [PhaseFault(1, 1, "parity"), PhaseFault(4, 2, "update")]
+"""A server, and the main trainer."""
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Imports a module of `examples/` that only has definitions."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module
+
+
+def bars_parts(bars, name):
+    """A model of BARS over small tables, its rows, and batches with a loss each."""
+    data = SimpleNamespace(tables=[(f"t_{number}", 30 + number) for number in range(TABLES)])
+    rows = torch.tensor([count for _, count in data.tables])
+
+    def batch(step, slot):
+        random = torch.Generator().manual_seed(10 * step + slot)
+        ids = (torch.rand(8, TABLES, generator=random) * rows).long()
+        labels = torch.randint(2, (8,), generator=random).float()
+        return bars.batch_of(data, (torch.randn(8, bars.DENSE, generator=random), ids, labels))
+
+    def loss_of(model, found):
+        dense, ids, labels = found
+        return F.binary_cross_entropy_with_logits(model(dense, ids), labels)
+
+    model = bars.MODELS[name](bars.bags_of(data, "meta"))
+    return model, model.bags, batch, loss_of
+
+
+def hstu_parts(hstu):
+    """The sequence model, its rows, and batches of histories with a loss each."""
+
+    def batch(step, slot):
+        random = np.random.default_rng(10 * step + slot)
+        return hstu.collate([random.integers(0, hstu.MOVIES, size) for size in (3, 9, 5)])
+
+    model = hstu.Hstu("meta")
+    return model, model.rows, batch, lambda model, found: hstu.loss_of(model(found[0]), found[1])
+
+
+@pytest.mark.parametrize("name", ["dlrm", "dcnv2", "hstu"])
+def test_two_kills_change_no_bit_of_a_model(name, example):
+    module = example("hstu" if name == "hstu" else "bars")
+
+    def train(start):
+        torch.manual_seed(0)
+        model, tables, batch, loss_of = (
+            hstu_parts(module) if name == "hstu" else bars_parts(module, name)
+        )
+        numbers = {"lr": module.RATE, "betas": module.BETAS, "weight_decay": 1e-5}
+        apply_optimizer_in_backward(torch.optim.Adam, tables.parameters(), numbers)
+        session = Session(
+            model,
+            slots=2,
+            dense_optimizer=lambda parameters: torch.optim.Adam(parameters, module.RATE),
+            start=start,
+        )
+        logged = {}
+        session.on_commit(logged.__setitem__)
+        for found in session.steps(batch, STEPS):
+            loss = loss_of(session.model, found)
+            loss.backward()
+            session.log(loss=loss)
+        session.delivered = list(logged.items())
+        return session
+
+    calm, killed = (run(faults, Layout(spares=2), train) for faults in ((), KILLS))
+    assert calm.deaths == calm.mismatches == killed.mismatches == 0 and killed.deaths == 2
+    assert (killed.tables, killed.dense) == (calm.tables, calm.dense)
+    assert len(calm.logged) == STEPS and killed.logged == calm.logged[-len(killed.logged) :]
