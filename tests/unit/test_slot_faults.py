@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ecrm.base.errors import ScriptFailed
+from ecrm.engine.events import SlotFailed
 from ecrm.engine.inquest import Leaving
 from ecrm.run.slot_faults import (
     BATCH,
@@ -143,7 +144,7 @@ def test_ranks_judge_alike_by_all_findings():
     assert heard([knows, guesses], {4: (1, 2)}) == [None, None]
     assert knows.faults == guesses.faults == {4: died(SLOT)}
     assert knows.seals == guesses.seals == 3
-    told = {"event": "slot_failed", "rank": 4, "step": 7, "slot": 1, "part": "body", "error": None}
+    told = SlotFailed(rank=4, step=7, slot=1, part="body", error=None)
     assert knows.events([4, 5]) == guesses.events([4, 5]) == [told]
 
 
