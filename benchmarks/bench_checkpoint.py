@@ -105,9 +105,9 @@ def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
     return _row(
         mode,
         rows,
-        event["bytes"],
-        event["seconds"],
-        event["stall_seconds"],
+        event.bytes,
+        event.seconds,
+        event.stall_seconds,
         checked - began,
         ended - began_load,
     )

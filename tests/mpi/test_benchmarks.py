@@ -177,6 +177,7 @@ def test_kernels(tmp_path, capsys):
         "decode",
         "gather_records",
         "scatter_add",
+        "row_digest",
         "pieces",
         "all of it",
     }
@@ -189,6 +190,7 @@ def test_kernels(tmp_path, capsys):
         "torchrec",
         "isa-l",
         "torch",
+        "sha256",
     }
     for line in lines:
         filled = ("device", "instruction_set", "torch", "commit", "counted_bytes", "result_sha256")
