@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from ecrm.base.errors import UsageError
 
 LOGGER = logging.getLogger("ecrm")
-LOGGER.setLevel(logging.INFO)
+if LOGGER.level == logging.NOTSET:  # an application may have set a level before
+    LOGGER.setLevel(logging.INFO)
 LOGGER.propagate = False  # a root logger that prints would print each line again
 LOGGER.addHandler(logging.NullHandler())
 
@@ -44,13 +45,13 @@ SPEAKER = Speaker()
 class Printer(logging.Handler):
     """Prints the message of a record, without any addition.
 
-    Records go to stdout, or to stderr with the attribute `on_stderr`. A lost terminal costs the
-    line, not the run.
+    Records go to stdout, or to stderr with the attribute `on_stderr`. A lost terminal, and
+    a letter unknown to the terminal, cost the line, not the run.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr if getattr(record, "on_stderr", False) else sys.stdout
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             print(record.getMessage(), file=stream, flush=True)
 
 

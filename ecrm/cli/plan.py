@@ -43,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _run(args: argparse.Namespace) -> int:
     from ecrm.config.script import is_script
-    from ecrm.launch.sizing import Given, in_words
+    from ecrm.launch.sizing import Planned, in_words
 
     if is_script(args.config):
         raise UsageError(
@@ -54,7 +54,7 @@ def _run(args: argparse.Namespace) -> int:
     servers = _number("--servers", args.servers)
     if servers != int(servers):
         raise UsageError(f"--servers {args.servers}: not a whole number")
-    given = Given(
+    given = Planned(
         servers=int(servers),
         memory_bytes=_number("--memory", args.memory) * 1e9,
         network_bytes=_number("--network", args.network) * GBIT,

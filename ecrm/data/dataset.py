@@ -138,10 +138,6 @@ class CriteoDataset:
                     f"found {digest.hexdigest()}"
                 )
 
-    def check_rows(self, start: int, stop: int) -> None:
-        """Raise `DataError` if an id in rows `start` to `stop` - 1 is out of the table's range."""
-        self._read([slice(start, stop)])
-
     def _read(self, pieces: list[slice]) -> Batch:
         """Copy row ranges of the mapped files, in order, into a batch.
 

@@ -106,6 +106,11 @@ class Event:
         return ""
 
 
+PROGRESS_LINE = re.compile(r"step +\d+(/| of at most )\d+ ")
+"""The begin of the line of `Progress`."""
+EVENT_LINE = re.compile(r"! |(checkpoint of|evaluation at|training ends at) step ")
+"""The begin of the lines of all further events."""
+
 EVENTS: dict[str, type[Event]] = {}
 """Every event by name, in the order of docs/reference/events.md."""
 

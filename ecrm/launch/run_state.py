@@ -15,10 +15,10 @@ from typing import Any
 
 from ecrm.base.errors import STOPPED_EXIT_CODE, ParityMismatch, UsageError
 from ecrm.base.wording import counted, duration, measured, survives_in_words
-from ecrm.launch.run_status import RunStatus
 from ecrm.process.linux import anonymous_bytes, began_at
 from ecrm.run.reading import Event, parse_events, read_json
 from ecrm.run.run_lock import is_held
+from ecrm.run.run_status import RunStatus
 from ecrm.run.session_folders import last_summary, session_folders
 
 ALIVE = ("starting", "training", "finishing")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -27,16 +26,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ecrm.base.wording import counted, duration, measured, survives_in_words
+from ecrm.engine.events import EVENT_LINE, PROGRESS_LINE
 from ecrm.launch.run_state import RankState, rank_states, rank_table
-from ecrm.launch.run_status import RunStatus
+from ecrm.run.run_status import RunStatus
 
 REDRAW_SECONDS = 0.5
 RANKS_SECONDS = 2.0
 """Seconds between two looks at the ranks: a look reads some files of every rank."""
-PROGRESS_LINE = re.compile(r"step +\d+(/| of at most )\d+ ")
-"""A progress line of a rank, not shown: the bar says as much."""
-EVENT_LINE = re.compile(r"! |checkpoint of step |evaluation at step ")
-"""The begin of a line about an event, which the screen keeps in view."""
 LAST_EVENTS = 3
 NARROW = 64
 BESIDE_TABLE = 12

@@ -34,7 +34,7 @@ COSTS = MEASURED["embedding-heavy"]
 
 
 @dataclass(frozen=True)
-class Given:
+class Planned:
     """The cluster to plan for, one server to a host.
 
     Bytes of memory, and of network a second, are those of a host. `mtbf_seconds` is the mean time
@@ -69,7 +69,7 @@ class Candidate:
     loss_seconds: float
 
 
-def candidates(config: str, overrides: Sequence[str], given: Given) -> list[Candidate]:
+def candidates(config: str, overrides: Sequence[str], given: Planned) -> list[Candidate]:
     """A candidate for every k and m that fits on the servers, by m and k. Raises UsageError."""
     found = []
     for m in PARITY_UNITS:
@@ -81,7 +81,7 @@ def candidates(config: str, overrides: Sequence[str], given: Given) -> list[Cand
     return found
 
 
-def _with(config: str, overrides: Sequence[str], given: Given, k: int, m: int) -> Config:
+def _with(config: str, overrides: Sequence[str], given: Planned, k: int, m: int) -> Config:
     own = (
         f"cluster.servers={given.servers}",
         "protection.name=erasure",
@@ -91,7 +91,7 @@ def _with(config: str, overrides: Sequence[str], given: Given, k: int, m: int) -
     return load_config(config, [*overrides, *own])
 
 
-def candidate(config: Config, given: Given) -> Candidate:
+def candidate(config: Config, given: Planned) -> Candidate:
     """The candidate of a config with its k and m."""
     protection = config.protection
     k, m = protection.k, protection.m
@@ -123,7 +123,7 @@ def candidate(config: Config, given: Given) -> Candidate:
     )
 
 
-def rebuild_seconds(rows: float, record: int, k: int, config: Config, given: Given) -> float:
+def rebuild_seconds(rows: float, record: int, k: int, config: Config, given: Planned) -> float:
     """Seconds until the `rows` of a lost shard, data and parity of `record` bytes, are back.
 
     Each step rebuilds `protection.rebuild_rows_per_step` rows. Each row takes k rows from the
@@ -133,7 +133,7 @@ def rebuild_seconds(rows: float, record: int, k: int, config: Config, given: Giv
     return max(by_steps, rows * record * k / given.network_bytes)
 
 
-def recommended(found: Sequence[Candidate], given: Given) -> Candidate | None:
+def recommended(found: Sequence[Candidate], given: Planned) -> Candidate | None:
     """The candidate with the least memory among those that fit and are safe, `None` if none fits.
 
     Safe is a mean time to data loss of SAFE_SECONDS. Without a safe candidate that fits: the
@@ -146,7 +146,7 @@ def recommended(found: Sequence[Candidate], given: Given) -> Candidate | None:
     return max(fitting, key=lambda each: each.loss_seconds, default=None)
 
 
-def in_words(config: str, overrides: Sequence[str], given: Given) -> list[str]:
+def in_words(config: str, overrides: Sequence[str], given: Planned) -> list[str]:
     """The lines of `ecrm plan`: assumptions, a row for each candidate, and a recommendation.
 
     Raises UsageError.
@@ -187,7 +187,7 @@ def in_words(config: str, overrides: Sequence[str], given: Given) -> list[str]:
     return lines
 
 
-def _table(found: Sequence[Candidate], given: Given) -> list[str]:
+def _table(found: Sequence[Candidate], given: Planned) -> list[str]:
     rows = [
         ("k", "m", "memory MB", "fits", "traffic MB", "steady", "failures", "rebuild", "data loss")
     ]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ecrm.config.schema import HooksConfig
 from ecrm.launch.failure_hook import FailureHook
-from ecrm.launch.run_status import RunStatus
 from ecrm.launch.scalars import Scalars
 from ecrm.run.reading import Event, EventTail, read_own
+from ecrm.run.run_status import RunStatus
 from ecrm.run.session_folders import last_summary, session_folder, session_folders
 
 if TYPE_CHECKING:

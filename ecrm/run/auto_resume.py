@@ -150,10 +150,11 @@ def about(config: Config) -> dict[str, Any]:
 def tidy(run_dir: Path) -> str:
     """Remove half-written files of an ended life, and the file about its end.
 
-    Also removes ranks.json and trace.json. Returns the kind of end: stopped, failed, or killed.
+    Also removes rejected.json, ranks.json and trace.json. Returns the kind of end: stopped, failed,
+    or killed.
     """
     ended = [word for name, word in _ENDINGS.items() if (run_dir / name).exists()]
-    for pattern in (*_DRAFTS, *_ENDINGS, "ranks.json", "trace.json"):
+    for pattern in (*_DRAFTS, *_ENDINGS, "rejected.json", "ranks.json", "trace.json"):
         for path in run_dir.glob(pattern):
             path.unlink()
     with contextlib.suppress(FileNotFoundError), open(run_dir / EVENTS, "r+b") as file:

@@ -7,13 +7,22 @@ module.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ecrm.base.fields import Field, problems
-from ecrm.engine.events import RESTORED, EndedEarly, SlotFailed, Start, fields_of
+from ecrm.engine.events import (
+    RESTORED,
+    EndedEarly,
+    Failure,
+    Rebuilt,
+    Resumed,
+    SlotFailed,
+    Start,
+    fields_of,
+)
 
 REPORTER = "the reporting rank"
 """The lowest rank with a dense replica: `View.reporter`."""
@@ -256,23 +265,16 @@ BYTES = {
     "undo": Field("integer", "undo logs, at most", "bytes"),
     "dense": Field("integer", "dense parts and their optimizer state", "bytes"),
 }
+_TOLD = fields_of(Failure) | fields_of(Rebuilt) | fields_of(Resumed)
 FAILURE = {
-    "ranks": Field("list", "ranks that died"),
-    "step": Field("integer", "step in which most ranks noticed"),
-    "phase": Field("text", "phase of that step"),
-    "stall_seconds": Field(
-        "number", "from the last step before to the first after it", "seconds", null=True
-    ),
-    "recovery_seconds": Field("number", "from noticing to the end of the recovery", "seconds"),
-    "redone_steps": Field("integer", "steps that were begun and are done again", "steps"),
-    "rebuild_seconds": Field(
-        "number", "from noticing until all lost rows were back; 0 without any", "seconds", null=True
-    ),
-    "rebuilt_bytes": Field("integer", "size of the lost shards", "bytes"),
-    "on_demand_rows": Field("integer", "rows rebuilt because a step asked for them", "rows"),
-    "shards": Field("list", "shards that were lost"),
+    **{name: _TOLD[name] for name in ("ranks", "step", "phase")},
+    "stall_seconds": replace(_TOLD["stall_seconds"], null=True),
+    **{name: _TOLD[name] for name in ("recovery_seconds", "redone_steps")},
+    "rebuild_seconds": replace(_TOLD["rebuild_seconds"], null=True),
+    **{name: _TOLD[name] for name in ("rebuilt_bytes", "on_demand_rows", "shards")},
     "slots": Field("list", "slots that were lost"),
 }
+"""A failure in summary.json: the fields of the events of the failure. None is not over yet."""
 KEPT = {
     "checkpoint_step": Field("integer", "step of the newest checkpoint", null=True),
     "checkpoint_failed": Field("text", "why the last one was not written", null=True),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ecrm.base.console import say
 from ecrm.engine import events
 from ecrm.engine.events import Event
+from ecrm.run.run_status import RunStatus
 
 if TYPE_CHECKING:
     from http.server import HTTPServer
@@ -41,7 +42,6 @@ METRICS = {
 """Kind and meaning of each metric."""
 
 COUNTED: dict[type[Event], str] = {
-    events.Failure: "ecrm_failures_total",
     events.RolledBack: "ecrm_rollbacks_total",
     events.CheckpointFailed: "ecrm_checkpoint_failures_total",
 }
@@ -52,23 +52,18 @@ class Numbers:
     """The metrics of a run as told by its events. Pure: events in, text out."""
 
     def __init__(self) -> None:
+        self._status = RunStatus(0)
         self._values: dict[str, float] = {}
         self._named: dict[str, dict[str, float]] = {}
 
     def take(self, told: Event, time: float) -> None:
         """Bring the metrics up to date with an event; `time` is in seconds since the epoch."""
-        values = self._values
+        status, values = self._status, self._values
+        status.take([{"time": time, **told.to_dict()}])
         if isinstance(told, events.Start):
             values.update(dict.fromkeys(COUNTED.values(), 0))
             values["ecrm_ranks_live"] = told.world_size
-            values["ecrm_steps_wanted"] = told.config["train"]["steps"]
-            values["ecrm_step"] = 0 if told.resumed is None else told.resumed["step"]
-            values["ecrm_rebuilt_ratio"] = 1
         elif isinstance(told, events.Progress):
-            values["ecrm_step"] = told.step
-            values["ecrm_steps_per_second"] = told.steps_per_second
-            self._set("ecrm_samples_per_second", told.samples_per_second)
-            values["ecrm_rebuilt_ratio"] = told.rebuilt
             self._name("ecrm_logged", told.logged or {})
         elif isinstance(told, events.Evaluation):
             self._name("ecrm_evaluation", told.values)
@@ -77,11 +72,16 @@ class Numbers:
         elif isinstance(told, events.Checkpoint):
             values["ecrm_checkpoint_step"] = told.step
             values["ecrm_checkpoint_seconds"] = told.seconds
-        elif isinstance(told, events.Failure) and told.shards:
-            values["ecrm_rebuilt_ratio"] = 0
         if metric := COUNTED.get(type(told)):
             values[metric] = values.get(metric, 0) + 1
-        self._set("ecrm_failures_left", getattr(told, "failures_left", None))
+        if status.started:
+            values["ecrm_step"] = status.step
+            values["ecrm_steps_wanted"] = status.steps
+            values["ecrm_failures_total"] = status.failures
+            values["ecrm_rebuilt_ratio"] = status.rebuilt
+        self._set("ecrm_steps_per_second", status.steps_per_second)
+        self._set("ecrm_samples_per_second", status.samples_per_second)
+        self._set("ecrm_failures_left", status.failures_left)
         values["ecrm_last_event_seconds"] = time
 
     def _set(self, metric: str, value: float | None) -> None:
@@ -150,8 +150,14 @@ class MetricsEndpoint:
 
     def _listen(self) -> None:
         from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+        from socketserver import TCPServer
 
         endpoint = self
+
+        class Server(ThreadingHTTPServer):
+            def server_bind(self) -> None:
+                """Bind, and ask no name server for this host's name: an answer may take seconds."""
+                TCPServer.server_bind(self)
 
         class Handler(BaseHTTPRequestHandler):
             timeout = CLIENT_SECONDS
@@ -171,7 +177,7 @@ class MetricsEndpoint:
         if MetricsEndpoint._listening is not None:
             MetricsEndpoint._listening.end()
         try:
-            self._server = ThreadingHTTPServer((self._address, self._port), Handler)
+            self._server = Server((self._address, self._port), Handler)
         except OSError as error:
             if not self._complained:
                 say(f"! metrics.port {self._port}: {error.strerror}; tried again with each event")

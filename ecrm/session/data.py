@@ -85,7 +85,8 @@ class Indexed:
             epochs = whole(epochs, "Indexed(epochs", 1, ", or None for no end")
         self._make: Callable[[], Dataset] | None = None
         self._dataset: Dataset | None = None
-        if callable(dataset) and not hasattr(dataset, "__getitem__"):
+        makes = isinstance(dataset, type) or not hasattr(dataset, "__getitem__")
+        if callable(dataset) and makes:
             if size is None:
                 raise UsageError(
                     "ecrm.Indexed(function): the number of samples is not known before the "

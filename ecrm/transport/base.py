@@ -171,12 +171,12 @@ class Transport(ABC):
         all ranks agree behind it: a rank that returns knows that every other rank has sent its
         value, and PeerFailure says that a rank died while `doing`.
         """
-        text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         shared = self.share([text])
         if doing and not self.agree(True):
             raise PeerFailure(f"a rank died while {doing}")
         return {
-            rank: json.loads(bytes(tensors(parts)[0].tolist()))
+            rank: json.loads(tensors(parts)[0].numpy().tobytes())
             for rank, parts in sorted(shared.items())
         }
 

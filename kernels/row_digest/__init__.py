@@ -23,7 +23,9 @@ def _keys(words: int) -> tuple[torch.Tensor, torch.Tensor]:
     from ecrm.kernels.row_digest.reference import mixed
 
     half = -(-words // 2)
-    drawn = mixed(torch.arange(1, LANES * (2 * half + 2) + 1)).view(LANES, 2 * half + 2)
+    drawn = mixed(torch.arange(1, LANES * (2 * half + 2) + 1, device="cpu")).view(
+        LANES, 2 * half + 2
+    )
     return drawn[:, : 2 * half].to(torch.int32).contiguous(), drawn[:, -1] | 1
 
 
@@ -53,7 +55,7 @@ def row_digest(rows: torch.Tensor, numbers: torch.Tensor, backend: str = "auto")
         from ecrm.kernels.row_digest import reference
 
         return reference.row_digest(rows, numbers, keys, factors)
-    sums = torch.zeros(LANES, dtype=torch.int64)
+    sums = torch.zeros(LANES, dtype=torch.int64, device="cpu")
     native.library().ecrm_row_digest(
         sums.data_ptr(),
         rows.data_ptr(),

@@ -25,8 +25,8 @@ from ecrm.engine.events import (
     meaning_of,
     of_line,
 )
-from ecrm.launch.run_status import RunStatus
 from ecrm.launch.scalars import OF_NAMES, SCALARS
+from ecrm.run.run_status import RunStatus
 from support.paths import ROOT
 from support.telling import an
 
@@ -164,6 +164,13 @@ def lines_of_events() -> str:
         an(events.NotFinite, why="50 steps in a row were skipped"),
     ]
     return "\n".join(each.line(events.Terms(protected=1)) for each in found)
+
+
+def test_the_screen_knows_the_lines_of_events():
+    checkpoint = an(events.Checkpoint, kind="full").line(events.Terms())
+    ended = an(events.EndedEarly, step=5, steps_wanted=9).line(events.Terms())
+    lines = [*lines_of_events().splitlines(), checkpoint, ended]
+    assert len(lines) > 15 and all(events.EVENT_LINE.match(line) for line in lines if line)
 
 
 def test_the_runbook_quotes_the_lines_of_events():

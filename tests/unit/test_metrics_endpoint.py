@@ -36,6 +36,27 @@ def read(text: str) -> dict[str, float]:
     return samples
 
 
+@pytest.mark.parametrize(
+    "over",
+    [
+        an(events.Rebuilt, shards=[1]),
+        an(events.Restored, shards=[{"shard": 1}]),
+        an(events.RolledBack),
+        an(events.Reshaped),
+    ],
+)
+def test_rows_are_missing_until_the_lost_shards_are_whole(over):
+    numbers = Numbers()
+    for told, ratio in (
+        (START, 1),
+        (an(events.Failure, ranks=[5]), 1),
+        (FAILURE, 0),
+        (over, 1),
+    ):
+        numbers.take(told, 5.0)
+        assert read(numbers.text())["ecrm_rebuilt_ratio"] == ratio, told
+
+
 def test_the_text_tells_what_events_told():
     numbers = Numbers()
     assert read(numbers.text()) == {}

@@ -14,8 +14,8 @@ from rich.console import Console
 from ecrm.cli.commands import main
 from ecrm.launch import launcher
 from ecrm.launch.run_state import RankState
-from ecrm.launch.run_status import RunStatus
 from ecrm.launch.screen import BESIDE_TABLE, PROGRESS_LINE, Screen, screen_of
+from ecrm.run.run_status import RunStatus
 
 START = {"event": "start", "time": 100.0}
 
@@ -50,7 +50,8 @@ def test_a_standing_is_what_the_events_say():
     standing.take([progress(40, 104.0, rebuilt=0.5, failures_left=0)])
     assert (standing.rebuilding, standing.rebuilt) == ({1, 2}, 0.5)
     standing.take([{"event": "rebuilt", "time": 104.5, "shards": [1], "failures_left": 1}])
-    assert standing.rebuilding == {2} and not standing.finishing
+    assert (standing.rebuilding, standing.rebuilt) == ({2}, 0.5)
+    assert not standing.finishing
     early = RunStatus(100, started=True, step=40)
     early.take([{"event": "ended_early", "time": 104.5, "step": 40, "steps_wanted": 100}])
     assert early.finishing

@@ -9,12 +9,12 @@ import pytest
 
 from ecrm.config import make_config
 from ecrm.launch.overhead import MEASURED, seconds_to_loss
-from ecrm.launch.sizing import SAFE_SECONDS, Candidate, Given, candidates, rebuild_seconds
+from ecrm.launch.sizing import SAFE_SECONDS, Candidate, Planned, candidates, rebuild_seconds
 from ecrm.launch.sizing import recommended as recommend
 from support.benchmarking import BENCHMARKS, program, read
 from support.commands import assert_one_line, ecrm
 
-GIVEN = Given(
+GIVEN = Planned(
     servers=5, memory_bytes=4e9, network_bytes=1.25e9, mtbf_seconds=3.6e6, step_seconds=0.1
 )
 RECORDS = {"dense-heavy": 4 * (64 + 2), "embedding-heavy": 4 * (128 + 2)}
@@ -66,14 +66,14 @@ def test_rebuilding_takes_as_long_as_measured(rows, regime, contender):
         {"data": {"path": "absent"}, "protection": {"rebuild_rows_per_step": 4096}}, "test"
     )
     step = median(rows, regime, contender, "step_ms") / 1e3
-    given = Given(5, 1, 1e12, 1, step)
+    given = Planned(5, 1, 1e12, 1, step)
     predicted = rebuild_seconds(shard / record, record, k, config, given)
     assert predicted == pytest.approx(median(rows, regime, contender, "whole_after_s"), rel=0.25)
 
 
 def test_a_slow_network_slows_rebuilding():
     config = make_config({"data": {"path": "absent"}}, "test")
-    fast, slow = (Given(5, 1, network, 1, 0.1) for network in (1e12, 1e6))
+    fast, slow = (Planned(5, 1, network, 1, 0.1) for network in (1e12, 1e6))
     assert rebuild_seconds(4096, 264, 4, config, fast) == pytest.approx(0.1)
     assert rebuild_seconds(4096, 264, 4, config, slow) == pytest.approx(4096 * 264 * 4 / 1e6)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from ecrm.run.reading import Event
@@ -88,21 +88,28 @@ class RunStatus:
 
     def _failure(self, event: Event) -> None:
         self.failures += 1
-        self.rebuilding |= {int(shard) for shard in (*event["shards"], *event["moved"])}
-        self.rebuilt = 0.0
+        lost = {int(shard) for shard in (*event["shards"], *event["moved"])}
+        self.rebuilding |= lost
+        if lost:
+            self.rebuilt = 0.0
 
     def _rebuilt(self, event: Event) -> None:
-        self.rebuilding -= set(event["shards"])
+        self._whole(set(event["shards"]))
 
     def _restored(self, event: Event) -> None:
-        self.rebuilding -= {account["shard"] for account in event["shards"]}
+        self._whole({account["shard"] for account in event["shards"]})
 
     def _reshaped(self, event: Event) -> None:
-        self.rebuilding.clear()
+        self._whole(self.rebuilding)
 
     def _rolled_back(self, event: Event) -> None:
-        self.rebuilding.clear()
+        self._whole(self.rebuilding)
         self._goes_on_from(event["step"], event["time"])
+
+    def _whole(self, shards: Set[int]) -> None:
+        self.rebuilding = self.rebuilding - shards
+        if not self.rebuilding:
+            self.rebuilt = 1.0
 
     def _goes_on_from(self, step: int, now: float) -> None:
         self.step = step
