@@ -128,6 +128,7 @@ def test_checkpoint(committed_results, tmp_path):
     assert all(float(line["seconds"]) >= float(line["stall_seconds"]) > 0 for line in lines)
 
 
+@pytest.mark.drill
 def test_scrub(committed_results, benchmark_data, tmp_path):
     benchmark = program("bench_scrub")
     benchmark.main(["--smoke", "--data", str(benchmark_data), "--csv", str(tmp_path / "scrub.csv")])
@@ -144,6 +145,7 @@ def test_a_smoke_run_goes_to_a_folder_of_its_own(tmp_path):
     assert measure.target("x.csv", tmp_path / "y.csv", smoke=True) == tmp_path / "y.csv"
 
 
+@pytest.mark.drill
 def test_recovery(tmp_path, capsys):
     benchmark = program("bench_recovery")
     benchmark.main(["--smoke", "--csv", str(tmp_path / "recovery.csv")])

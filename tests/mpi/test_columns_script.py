@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ecrm.checkpoint.saved_model import open_model
 from ecrm.data.columns.prepare import prepare_table
 from support.columns import schema_of
@@ -52,6 +54,7 @@ def test_killed_ranks_change_no_bit_of_a_model_of_parquet_files(tmp_path):
     assert killed.model == calm.model
 
 
+@pytest.mark.drill
 def test_killed_ranks_change_no_bit_of_a_config_of_parquet_files(tmp_path):
     """Two towers on the shipped config, with every kind of column, evaluated on the way."""
     sets = (

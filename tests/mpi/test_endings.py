@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ecrm.checkpoint.folder import find
 from support.drilling import RUN_SECONDS, Run
 from support.paths import PROGRAMS
@@ -91,6 +93,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_on_all_ranks_with_one_message(
     assert not (done.folder / "summary.json").exists()
 
 
+@pytest.mark.drill
 def test_with_warn_a_loss_that_is_not_finite_is_told_and_written_as_null(tmp_path, criteo_rows):
     rates = (*RATES, "train.log_every_steps=0", "train.on_nonfinite=warn")
     alone = ("cluster.servers=1", "protection.name=none")  # one rank needs no mpirun

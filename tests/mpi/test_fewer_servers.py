@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.drilling import BASE, drill
 
 REBUILT_AT_ONCE = {"protection.rebuild_rows_per_step": 100_000}
@@ -11,6 +13,7 @@ def shapes_of(run) -> list[tuple[int, int, int, int]]:
     return [(e["servers"], e["k"], e["m"], e["failures_left"]) for e in run.events_of("reshaped")]
 
 
+@pytest.mark.drill
 def test_two_servers_are_lost_one_after_the_other_where_parity_covers_one(
     tmp_path, criteo_rows, undisturbed
 ):

@@ -73,6 +73,7 @@ def test_servers_killed_in_every_phase_with_spares(
     assert run.summary["failures_left"] == 1
 
 
+@pytest.mark.drill
 def test_without_spares_survivors_adopt(tmp_path, criteo_rows, undisturbed):
     """A server, a trainer and another server die; six servers (2,1) on eight ranks stay apart.
 

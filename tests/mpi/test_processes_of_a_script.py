@@ -84,6 +84,7 @@ def test_a_handler_that_hangs_is_left_and_told(tmp_path):
     assert late.stderr.count(SAID) == 1
 
 
+@pytest.mark.drill
 def test_a_handler_that_hangs_after_an_error_leaves_the_exit_code(tmp_path):
     """On all ranks: mpirun ends the others once one has left with a code that is not 0."""
     late = run(tmp_path, "fails slowly")

@@ -203,6 +203,7 @@ def test_what_fails_on_two_ranks_ends_the_run_with_both_tracebacks(tmp_path):
     assert [(event["rank"], event["step"], event["slot"]) for event in told] == [(4, 5, 1)]
 
 
+@pytest.mark.drill
 def test_a_body_that_kills_its_ranks_ends_the_run_at_the_second(tmp_path):
     done = train(tmp_path, "--run-dir", "run", script=("12", "--die-in", "5"))
     assert done.returncode == 8, done.stdout + done.stderr
@@ -249,6 +250,7 @@ def test_neither_input_nor_a_model_that_one_rank_saves_alone_has_the_others_wait
     assert done.stderr.count("ecrm: error: ") == 1 and not (tmp_path / "model.pt").exists()
 
 
+@pytest.mark.drill
 def test_a_slot_that_hangs_is_told_and_its_rank_is_killed(tmp_path):
     (tmp_path / "train.py").write_text((PROGRAMS / "hanging_slot.py").read_text())
     line = ("launch", "train.py", *LAYOUT, "--set", "cluster.stuck_seconds=14")

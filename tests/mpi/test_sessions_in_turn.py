@@ -66,6 +66,7 @@ def test_ranks_that_die_in_one_session_are_missing_in_the_next_and_cost_no_bit(t
     ]
 
 
+@pytest.mark.drill
 def test_a_session_without_a_spare_is_laid_out_to_survive_a_death_again(tmp_path, calm):
     """Rank 0 dies in the first session. In the second, rank 1 has two shards, and dies."""
     layout = (
@@ -84,6 +85,7 @@ def test_a_session_without_a_spare_is_laid_out_to_survive_a_death_again(tmp_path
     assert results(tmp_path / "here") == calm
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("number", [2])
 def test_a_resume_trains_no_session_again_that_is_through(tmp_path, calm, number):
     line = ["launch", SCRIPT, *LAYOUT, "--run-dir", "run", "--resume", "auto"]
