@@ -76,11 +76,11 @@ def run(
     ("kind", "mode", "deaths"),
     [
         ("full", "sync", 0),
-        ("full", "async", 2),
         ("incremental", "sync", 2),
         *(
             pytest.param(*others, marks=pytest.mark.drill)
             for others in (
+                ("full", "async", 2),
                 ("full", "async", 0),
                 ("full", "sync", 2),
                 ("incremental", "async", 0),

@@ -123,7 +123,7 @@ def test_steps_that_are_skipped_are_counted_once_and_so_many_in_a_row_are_told(s
 
 
 @pytest.mark.parametrize("stop", [True, False])
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.drill)])
 @pytest.mark.parametrize("kind", ["full", "incremental"])
 @pytest.mark.parametrize("wrong", ["a row", "its state", "the dense state"])
 def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, kind, wrong):

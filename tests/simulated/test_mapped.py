@@ -417,7 +417,7 @@ def _after_power_cuts(
         yield tables == [truth.tables] and not errors
 
 
-@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("interval", [1, pytest.param(3, marks=pytest.mark.drill)])
 def test_flushed_at_commits_the_next_start_goes_on_after_a_power_cut(
     tmp_path, monkeypatch, interval
 ):

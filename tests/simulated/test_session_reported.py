@@ -67,7 +67,7 @@ def contents(checkpoint: Path) -> tuple[list[bytes], bytes, str]:
     return rows, bytes(dense[:module].tolist()), str(sorted(map(str, leaves(state))))
 
 
-@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("interval", [3, pytest.param(1, marks=pytest.mark.drill)])
 @pytest.mark.parametrize("deaths", DEATHS)
 def test_the_best_model_is_kept_and_training_ends_without_gain(deaths, interval, tmp_path):
     def left(faults: Sequence[PhaseFault], folder: Path) -> tuple[Left, int, Any]:
