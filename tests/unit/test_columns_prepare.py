@@ -20,6 +20,7 @@ import pytest
 from ecrm.base.console import Progress
 from ecrm.base.errors import DataError, EcrmError, UsageError
 from ecrm.data.columns import text_lines
+from ecrm.data.columns.draft import draft
 from ecrm.data.columns.prepare import prepare_table
 from ecrm.data.columns.text_hash import hashed_rows, text_hash, text_hashes
 from ecrm.run.files import TABLE
@@ -366,6 +367,22 @@ def test_odd_lines_are_malformed_alone(tmp_path, line, reason):
     prepare_table([str(path)], str(tmp_path / "out"), schema, max_malformed=1)
     assert (tmp_path / "out" / "malformed.txt").read_text() == f"{path}:6: {reason}\n"
     assert read_back(tmp_path / "out")["dense.bin"].ravel().tolist() == [2.5, 0, -3, 4, 5]
+
+
+def test_lines_that_end_in_a_carriage_return_alone_are_refused(tmp_path):
+    said = (
+        r"rows.csv: not a text file of columns, or lines end in CR: type tr '\\r' '\\n' < \S+rows"
+    )
+    with pytest.raises(DataError, match=said):
+        prepared_small(tmp_path, CSV.replace("\n", "\r"))
+    with pytest.raises(DataError, match=said):
+        draft([str(tmp_path / "rows.csv")])
+
+
+def test_a_long_field_beside_a_blank_line_is_read(tmp_path):
+    genres = "|".join(f"genre {number}" for number in range(20_000))
+    out = prepared_small(tmp_path, f"{CSV}\n1,1,m1,{genres},,\n")
+    assert read_back(out)["feature-1-ends.bin"].tolist() == [2, 3, 3, 5, 20_005]
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):

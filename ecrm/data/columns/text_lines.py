@@ -19,6 +19,7 @@ from ecrm.data.text_file import CountedFile, decoded
 
 BLOCK_BYTES = 4 << 20
 LONGEST_LINE = 16 << 20
+csv.field_size_limit(LONGEST_LINE + BLOCK_BYTES)
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
 _FEED, _RETURN = b"\n", b"\r"
 
@@ -140,7 +141,7 @@ def text_pieces(path: str, schema: Schema, block_bytes: int = BLOCK_BYTES) -> It
                 if first is None:
                     continue
                 delimiter = schema.delimiter or delimiter_of(first)
-                fields = next(csv.reader([first], delimiter=delimiter))
+                fields = _fields(path, first, delimiter)
                 if schema.header:
                     check_names(path, fields, schema)
                     names = fields
@@ -170,7 +171,7 @@ def header_of(path: str) -> tuple[list[str], str, bool]:
             _, first = _first_line(text)
             if first is not None:
                 delimiter = delimiter_of(first)
-                fields = next(csv.reader([first], delimiter=delimiter))
+                fields = _fields(path, first, delimiter)
                 if all(_NUMBER.fullmatch(field) is None for field in fields):
                     return fields, delimiter, True
                 return [f"column_{place}" for place in range(len(fields))], delimiter, False
@@ -184,6 +185,17 @@ def _is_number(column: Column) -> bool:
 def delimiter_of(line: str) -> str:
     """The separator of the fields of a line: a tab if there is one, else a comma."""
     return "\t" if "\t" in line else ","
+
+
+def _fields(path: str, line: str, delimiter: str) -> list[str]:
+    """The fields of the first line. Raises DataError for a line that csv cannot divide."""
+    try:
+        return next(csv.reader([line], delimiter=delimiter))
+    except csv.Error:
+        raise DataError(
+            f"{path}: not a text file of columns, or lines end in CR: "
+            f"type tr '\\r' '\\n' < {path} > NEW"
+        ) from None
 
 
 def _first_line(text: bytes) -> tuple[int, str | None]:
