@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
@@ -216,6 +217,21 @@ def test_a_draft_without_a_label_says_so(tmp_path):
     assert '# No column looks like the label: give one kind = "label".' in text
     with pytest.raises(UsageError, match="no column is the label"):
         schema_of(tmp_path, text)
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "text"])
+def test_doubled_names_are_refused_by_a_draft(tmp_path, form):
+    path = tmp_path / "rows"
+    table = pyarrow.Table.from_arrays([pyarrow.array([0, 1])] * 3, ["y", "id", "id"])
+    if form == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    elif form == "arrow":
+        with pyarrow.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        path.write_text("y,id,id\n0,1,2\n")
+    with pytest.raises(DataError, match="rows: several columns have the name 'id'"):
+        draft([str(path)])
 
 
 def test_files_of_a_draft_have_the_same_columns(made, tmp_path):

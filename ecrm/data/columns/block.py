@@ -45,11 +45,16 @@ class ReadBlock:
         return self.read
 
 
-def check_names(path: str, names: list[str], schema: Schema) -> None:
-    """Raise DataError naming the columns missing in a file, unknown to the schema, or doubled."""
+def check_doubled(path: str, names: list[str]) -> None:
+    """Raise DataError naming the columns of a file with the same name."""
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise DataError(f"{path}: several columns have the name {', '.join(map(repr, doubled))}")
+
+
+def check_names(path: str, names: list[str], schema: Schema) -> None:
+    """Raise DataError naming the columns missing in a file, unknown to the schema, or doubled."""
+    check_doubled(path, names)
     wanted = [column.name for column in schema.columns]
     missing = [name for name in wanted if name not in set(names)]
     new = [name for name in names if name not in set(wanted)]

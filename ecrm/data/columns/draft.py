@@ -13,7 +13,7 @@ from ecrm.base.errors import DataError
 from ecrm.base.wording import counted
 from ecrm.data.columns import values
 from ecrm.data.columns.arrow import pyarrow
-from ecrm.data.columns.block import Block
+from ecrm.data.columns.block import Block, check_doubled
 from ecrm.data.columns.files import arrow_errors, format_of, open_batches
 from ecrm.data.columns.schema import Column, Schema
 from ecrm.data.columns.text_lines import header_of, text_pieces
@@ -77,6 +77,7 @@ def _first_rows(inputs: Sequence[str]) -> tuple[Any, int, list[str]]:
             tables.append(_taken(_columns(blocks, malformed)))
         else:
             with arrow_errors(path), open_batches(path, form, None) as (schema, batches, _):
+                check_doubled(path, schema.names)
                 empty = pyarrow.RecordBatch.from_pylist([], schema)
                 tables.append(_taken(_with(empty, batches)))
         names, first = tables[-1].column_names, tables[0].column_names
