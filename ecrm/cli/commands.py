@@ -6,6 +6,7 @@ Heavy modules are imported only when a subcommand runs, so --help and errors are
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
 import io
 import os
@@ -49,7 +50,7 @@ RUN_SCRIPTS = ("train", "launch", "drill")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code. An EcrmError becomes a line on stderr."""
+    """Run a command and return the exit code. An EcrmError and a full disk become a line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a locale may have no letter for a folder's name
             stream.reconfigure(errors="backslashreplace")
@@ -70,9 +71,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return STOPPED_EXIT_CODE
     except BrokenPipeError:
-        # The reader of our output has left: Python's flush at exit must not raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return BROKEN_PIPE_EXIT_CODE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        _drop_output()
+        file = f"{error.filename}: " if error.filename else ""
+        say_once(f"ecrm: error: {file}the output cannot be written: {error.strerror}")
+        return EcrmError.exit_code
+
+
+def _drop_output() -> None:
+    """Let go of the output that nobody takes: Python's flush at exit must not raise again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -34,6 +34,17 @@ def test_config_prints_the_reference_and_the_effective_values():
     assert done.returncode == 0 and "seed = 99" in done.stdout and "[testing]" in done.stdout
 
 
+def test_output_onto_a_full_disk_is_one_line(tmp_path):
+    rows = tmp_path / "rows.csv"
+    rows.write_text("label,id\n0,1\n1,2\n")
+    for words in (["config"], ["schema", str(rows)]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [*ECRM, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            )
+        assert_one_line(done, "the output cannot be written: No space left on device", code=1)
+
+
 @pytest.mark.parametrize("command", ["train", "launch", "config"])
 def test_a_wrong_config_is_one_line_and_exit_code_2(command):
     assert_one_line(
