@@ -44,6 +44,15 @@ MISTAKES = [
     ('[columns]\na = { kind = "multi_hot", rows = 1 }\n' + REST, "rows is 1: must be in 2"),
     ('[columns]\na = { kind = "multi_hot", rows = 1.5 }\n' + REST, "rows is 1.5: type a whole"),
     ('[columns]\na = { kind = "dense", transform = "sqrt" }\n' + REST, "transforms are log, sign"),
+    ('[columns]\na = { kind = "dense", missing = nan }\n' + REST, "missing is nan: type a finite"),
+    ('[columns]\na = { kind = "dense", missing = -inf }\n' + REST, "missing is -inf: type a fin"),
+    (f"[columns]\na = {{ kind = 'dense', missing = 1{'0' * 400} }}\n" + REST, "missing is inf: t"),
+    (
+        '[columns]\na = { kind = "dense", missing = 1e300 }\n' + REST,
+        "missing is 1e.300: type a .*32",
+    ),
+    ('[columns]\ny = { kind = "label", above = nan }\n', "above is nan: type a finite number"),
+    ("held_out = nan\n[columns]\n" + REST, "held_out is nan: type a finite number"),
     ('[columns]\na = { kind = "multi_hot", rows = 9, separator = "" }\n' + REST, "is empty: leave"),
     ('[columns]\na = { kind = "split", train = ["x"] }\n' + REST, "type the values of both parts"),
     (

@@ -15,12 +15,10 @@ from ecrm.base.errors import DataError
 from ecrm.data.columns import values
 from ecrm.data.columns.arrow import pyarrow
 from ecrm.data.columns.block import Block, mistyped
-from ecrm.data.columns.schema import Column, Schema
+from ecrm.data.columns.schema import LARGEST_DENSE, Column, Schema
 from ecrm.data.columns.text_hash import hashed_rows, text_hashes
 from ecrm.data.columns.values import WrongType
 from ecrm.data.malformed import Malformed
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ class _Converter:
         if missing.any():
             found = np.where(missing, column.missing, found)
         self._missing[column.name] = int(missing.sum())
-        self._refuse_where(column, np.abs(found) > _LARGEST, "is not finite as a float32")
+        self._refuse_where(column, np.abs(found) > LARGEST_DENSE, "is not finite as a float32")
         if column.transform == "log":
             found = np.log(np.maximum(found, -2) + 3.0)
         elif column.transform == "signed_log":
@@ -169,7 +167,7 @@ class _Converter:
             if column.above is not None:
                 labels = labels > column.above
             else:
-                self._refuse_where(column, np.abs(labels) > _LARGEST, "is not finite")
+                self._refuse_where(column, np.abs(labels) > LARGEST_DENSE, "is not finite")
         self._refuse(column, bad)
         self._refuse_where(column, missing, "is missing")
         with np.errstate(over="ignore"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -12,6 +13,8 @@ from typing import Any
 from ecrm.base.errors import UsageError
 
 LARGEST_TABLE = 2**31 - 1
+LARGEST_DENSE = (2 - 2**-23) * 2.0**127
+"""The largest float32."""
 
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "label": ("the number to predict, such as 0 or 1", ("above", "equals")),
@@ -202,6 +205,8 @@ def _option(place: str, option: str, value: Any) -> Any:
         raise UsageError(f"{place} is {value!r}: the transforms are {', '.join(TRANSFORMS)}")
     kinds = {"vocabulary": bool, "missing": float, "above": float}
     found = _typed(value, kinds.get(option, str), place)
+    if option == "missing" and abs(found) > LARGEST_DENSE:
+        raise UsageError(f"{place} is {found:g}: type a number up to {LARGEST_DENSE:g}, a float32")
     if option in ("separator", "weight_separator", "table", "weights") and not found:
         raise UsageError(f"{place} is empty: leave out the option, or type a text")
     return found
@@ -210,10 +215,12 @@ def _option(place: str, option: str, value: Any) -> Any:
 def _typed(value: Any, kind: type, place: str) -> Any:
     """The value, if of the kind; a whole number may stand for a float."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value) if abs(value) < 2**1000 else math.inf
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         noun = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
         raise UsageError(f"{place} is {value!r}: type {noun[kind]}")
+    if kind is float and not math.isfinite(value):
+        raise UsageError(f"{place} is {value}: type a finite number")
     return value
 
 
