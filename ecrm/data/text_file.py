@@ -15,6 +15,7 @@ from ecrm.base.errors import DataError, UsageError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+_ICONV = "type iconv -f UTF-16 -t UTF-8 < FILE > NEW"
 _FOREIGN = {
     b"PK\x03\x04": "a zip archive: unpack it",
     b"\x28\xb5\x2f\xfd": "a zstd file: unpack it",
@@ -22,6 +23,9 @@ _FOREIGN = {
     b"\xfd7zXZ\x00": "an xz file: unpack it",
     b"PAR1": "a parquet file",
     b"\x93NUMPY": "a numpy file",
+    b"FEA1": "a feather file of version 1",
+    b"\xff\xfe": f"UTF-16: {_ICONV}",
+    b"\xfe\xff": f"UTF-16: {_ICONV}",
 }
 _TAR = slice(257, 262), b"ustar"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -220,6 +220,50 @@ def test_a_draft_of_text_with_and_without_a_header(tmp_path):
     assert len(ecrm.Table(tmp_path / "out")) == 2
 
 
+@pytest.mark.parametrize("divider", [";", "|", ",", "\t"])
+def test_a_draft_finds_the_delimiter(tmp_path, divider):
+    path = tmp_path / "rows.csv"
+    path.write_text("label,id,amount\n1,a,3.5\n0,b,2\n".replace(",", divider))
+    text = draft([str(path)])
+    assert (f'\ndelimiter = "{divider}"\n' in text) == (divider in ";|")
+    assert 'amount = { kind = "dense" }' in text
+    manifest = prepare_table([str(path)], str(tmp_path / "out"), schema_of(tmp_path, text))
+    assert manifest["rows"] == 2
+    plain = schema_of(tmp_path, text.replace("delimiter", "# delimiter"))
+    if divider in ";|":
+        said = f'or type delimiter = "[{divider}]" above .columns., or type header = false'
+        with pytest.raises(DataError, match=said):
+            prepare_table([str(path)], str(tmp_path / "other"), plain)
+
+
+NO_TEXT = [
+    (b"label,id\n1,\0\n", "has a NUL byte, so the file is no text"),
+    ("label,id\n1,2\n".encode("utf-16"), "is UTF-16: type iconv -f UTF-16 -t UTF-8 < FILE > NEW"),
+    ("\ufefflabel,id\n".encode("utf-16-be"), "is UTF-16: type iconv"),
+    ("label,id\n1,2\n".encode("utf-16-le"), "has a NUL byte, so the file is no text"),
+    (b"FEA1\n", "is a feather file of version 1"),
+    (b"label,caf\xe9\n1,2\n", "the first line is not UTF-8 at byte 10: for Latin-1 type iconv"),
+]
+
+
+@pytest.mark.parametrize(("data", "said"), NO_TEXT)
+def test_bytes_that_are_no_text_are_refused(tmp_path, data, said):
+    path = tmp_path / "rows"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=said):
+        draft([str(path)])
+    with pytest.raises(DataError, match=said):
+        prepare_table([str(path)], str(tmp_path / "out"), schema_of(tmp_path))
+
+
+def test_long_names_are_cut_in_messages(tmp_path):
+    path = tmp_path / "rows"
+    path.write_text("n" * 9000 + ",y\n1,2\n")
+    with pytest.raises(DataError) as caught:
+        prepare_table([str(path)], str(tmp_path / "out"), schema_of(tmp_path))
+    assert "'nnn" in str(caught.value) and len(str(caught.value)) < 700
+
+
 def test_a_draft_without_a_label_says_so(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"id": ["a", "b", "a"]}), tmp_path / "rows")
     text = draft([str(tmp_path / "rows")])

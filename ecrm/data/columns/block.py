@@ -9,6 +9,7 @@ import numpy as np
 
 from ecrm.base.errors import DataError
 from ecrm.data.columns.schema import Column, Schema
+from ecrm.data.columns.values import shown
 from ecrm.data.malformed import Malformed
 
 
@@ -49,7 +50,7 @@ def check_doubled(path: str, names: list[str]) -> None:
     """Raise DataError naming the columns of a file with the same name."""
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
-        raise DataError(f"{path}: several columns have the name {', '.join(map(repr, doubled))}")
+        raise DataError(f"{path}: several columns have the name {', '.join(map(shown, doubled))}")
 
 
 def check_names(path: str, names: list[str], schema: Schema) -> None:
@@ -66,6 +67,8 @@ def check_names(path: str, names: list[str], schema: Schema) -> None:
     if found:
         advice = ["correct the names in the file or the schema"]
         advice += ['type kind = "unused" for a column not to read'] if new else []
+        if len(names) == 1 and (divider := next((one for one in ";|" if one in names[0]), "")):
+            advice += [f'type delimiter = "{divider}" above [columns]']
         advice += ["type header = false if the first line is a row"] if new and missing else []
         raise DataError(f"{path} {' and '.join(found)}: {', or '.join(advice)}")
 
@@ -82,4 +85,4 @@ def _columns(names: list[str]) -> str:
     """Columns by name, at most eight."""
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     noun = "column" if len(names) == 1 else "columns"
-    return f"{noun} {', '.join(map(repr, names[:8]))}{more}"
+    return f"{noun} {', '.join(map(shown, names[:8]))}{more}"

@@ -71,6 +71,7 @@ def _first_rows(inputs: Sequence[str]) -> tuple[Any, int, list[str]]:
         if form == "text":
             names, delimiter, header = header_of(path)
             laid_out = [] if header else ["header = false"]
+            laid_out += [f"delimiter = {_toml(delimiter)}"] if delimiter else []
             columns = tuple(Column(name, "split") for name in names)
             schema = Schema(columns, header=header, delimiter=delimiter)
             blocks = (piece.block() for piece in text_pieces(path, schema))

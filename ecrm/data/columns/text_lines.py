@@ -20,6 +20,8 @@ from ecrm.data.text_file import CountedFile, decoded
 BLOCK_BYTES = 4 << 20
 LONGEST_LINE = 16 << 20
 csv.field_size_limit(LONGEST_LINE + BLOCK_BYTES)
+DELIMITERS = ("\t", ",", ";", "|")
+"""Separators of fields tried for a draft, in this order."""
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
 _FEED, _RETURN = b"\n", b"\r"
 
@@ -140,8 +142,11 @@ def text_pieces(path: str, schema: Schema, block_bytes: int = BLOCK_BYTES) -> It
                 skipped, first = _first_line(text)
                 if first is None:
                     continue
-                delimiter = schema.delimiter or delimiter_of(first)
-                fields = _fields(path, first, delimiter)
+                line_text = (
+                    _text(path, first) if schema.header else first.decode("utf-8", "replace")
+                )
+                delimiter = schema.delimiter or delimiter_of(line_text)
+                fields = _fields(path, line_text, delimiter)
                 if schema.header:
                     check_names(path, fields, schema)
                     names = fields
@@ -163,15 +168,19 @@ def text_pieces(path: str, schema: Schema, block_bytes: int = BLOCK_BYTES) -> It
 def header_of(path: str) -> tuple[list[str], str, bool]:
     """The names of a text file's columns, the delimiter, and whether the first line is a header.
 
-    The first line is a header if no field is a number. Without a header the names are
-    `column_0`, `column_1` and so on.
+    The delimiter is the first of `DELIMITERS` that divides the first line, and "" if a schema need
+    not name the delimiter. The first line is a header if no field is a number. Without a header the
+    names are `column_0`, `column_1` and so on.
     """
     with CountedFile(path) as source:
         for text, *_ in _whole_lines(source, path, BLOCK_BYTES):
             _, first = _first_line(text)
             if first is not None:
-                delimiter = delimiter_of(first)
-                fields = _fields(path, first, delimiter)
+                line = _text(path, first)
+                usual = delimiter_of(line)
+                divided = {one: _fields(path, line, one) for one in (usual, *DELIMITERS)}
+                delimiter = next((one for one in divided if len(divided[one]) > 1), usual)
+                fields, delimiter = divided[delimiter], "" if delimiter == usual else delimiter
                 if all(_NUMBER.fullmatch(field) is None for field in fields):
                     return fields, delimiter, True
                 return [f"column_{place}" for place in range(len(fields))], delimiter, False
@@ -198,14 +207,25 @@ def _fields(path: str, line: str, delimiter: str) -> list[str]:
         ) from None
 
 
-def _first_line(text: bytes) -> tuple[int, str | None]:
+def _text(path: str, line: bytes) -> str:
+    """The text of the first line. Raises DataError for a line that is not UTF-8."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: the first line is not UTF-8 at byte {error.start + 1}: "
+            f"for Latin-1 type iconv -f LATIN1 -t UTF-8 < {path} > NEW"
+        ) from None
+
+
+def _first_line(text: bytes) -> tuple[int, bytes | None]:
     """The first line not blank, and the bytes up to its end; None if all are blank."""
     end = 0
     while end < len(text):
         start, end = end, text.index(_FEED, end) + 1
         line = text[start:end].rstrip(b"\r\n")
         if line:
-            return end, line.decode("utf-8", "replace")
+            return end, line
     return end, None
 
 
@@ -215,6 +235,11 @@ def _whole_lines(
     """Yield texts of whole lines, each with a line feed, the first line's number, and the lines."""
     number, carried = 1, b""
     for data in decoded(source, path, block_bytes):
+        if number == 1 and not carried and b"\0" in data:
+            raise DataError(
+                f"{path}: has a NUL byte, so the file is no text: name files of Parquet, "
+                "Arrow, CSV or TSV"
+            )
         end = data.rfind(_FEED) + 1
         if end:
             lines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == _FEED[0]))
