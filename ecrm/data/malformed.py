@@ -19,11 +19,15 @@ MALFORMED_BYTES = 16 << 20  # of malformed.txt; the last line counts the malform
 
 @dataclass(frozen=True)
 class Malformed:
-    """A malformed line: the file, the line number counted from 1, and the reason."""
+    """A malformed line: the file, the line number counted from 1, and the reason.
+
+    `advice` says the words to type, if all lines are malformed for the reason.
+    """
 
     path: str
     line: int
     reason: str
+    advice: str = ""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.reason}"
@@ -51,19 +55,24 @@ def judge(
     """
     if malformed > allowed * lines:
         named = "; ".join(f"{unit} {one.line}: {one.reason}" for one in first)
+        way = f"correct the file, or type --max-malformed 1 to skip all such {unit}s"
+        if malformed == lines:  # to skip all lines would leave none
+            way = next((one.advice for one in first if one.advice), "correct the file")
         raise DataError(
             f"{path}: {malformed:,} of {of}{lines:,} {unit}s ({malformed / lines:.2%}) are "
             f"malformed, --max-malformed is {allowed:g}, so nothing was written; "
             f"{named}{'; and so on' if malformed > len(first) else ''}; "
-            f"correct the file, or type --max-malformed 1 to skip all such {unit}s"
+            f"{way}"
         )
 
 
 class Skipped:
     """Names malformed lines: up to `MALFORMED_BYTES` in a file, the first few to the user.
 
-    The first malformed line creates the file.
+    The first malformed line creates the file. `first` is that line.
     """
+
+    first: Malformed | None = None
 
     def __init__(self, stack: ExitStack, path: Path, progress: Progress | None) -> None:
         self._stack, self._path, self._progress = stack, path, progress
@@ -74,6 +83,7 @@ class Skipped:
         """Name the `count` malformed lines of a block, described in turn by `examples`."""
         self._count += count
         while self._size < MALFORMED_BYTES and (example := next(examples, None)) is not None:
+            self.first = self.first or example
             if self._progress and self._written < SHOWN_MALFORMED:
                 self._progress.note(f"skipped {example}")
             self._write(f"{example}\n")

@@ -194,6 +194,35 @@ def test_malformed_rows_are_counted_named_and_left_out(tmp_path, capsys):
     assert len(read_back(out)["labels.bin"]) == 5
 
 
+NO_ROW = [
+    ("label", "yes,1\nno,2\n", 'type equals = "yes" or above = 3 for the label y in the schema'),
+    ("time", "3/4/20,1\n4/4/20,2\n", 'type format = "%d.%m.%Y" or the like for the column y'),
+    ("dense", "abc,1\n", 'type another kind for the column y, or kind = "unused" in the schema'),
+    (
+        "label",
+        "1,1,\n0,2,\n",
+        "give the header and the rows the same number of columns, or type del",
+    ),
+    ("label", "1,1\r3\n", "a carriage return inside the line; correct the file"),
+]
+
+
+@pytest.mark.parametrize(("kind", "lines", "way"), NO_ROW)
+def test_a_file_without_a_sound_line_is_not_to_be_skipped(tmp_path, kind, lines, way):
+    schema = f'[columns]\ny = {{ kind = "{kind}" }}\nid = {{ kind = "categorical", rows = 9 }}\n'
+    text, count = f"y,id\n{lines}", lines.count("\n")
+    if kind != "label":
+        schema += 'z = { kind = "label" }\n'
+        text = text.replace("\n", ",1\n").replace("id,1", "id,z")
+    with pytest.raises(DataError) as caught:
+        prepared_small(tmp_path, text, schema)
+    said = str(caught.value)
+    assert f"{count} of {count} lines (100.00%) are malformed" in said and way in said
+    assert "--max-malformed 1" not in said
+    with pytest.raises(DataError, match=rf"\({count} malformed; the first is \S+rows.csv:2: "):
+        prepared_small(tmp_path, text, schema, max_malformed=1)
+
+
 def test_malformed_rows_of_parquet_are_numbered_from_one(tmp_path):
     columns = {"y": [1, None, 0, 1], "id": [1.0, 2.0, 2.5, math.nan], "w": [[1.0], [], [], []]}
     columns["tags"] = [["a"], [], [7 * "b"], []]

@@ -75,7 +75,7 @@ def convert(block: Block, schema: Schema) -> Converted:
         return converter.result(block.malformed)
     rows = sorted(converter.bad)
     bad = block.malformed + [
-        Malformed(block.path, int(block.numbers[row]), converter.bad[row]) for row in rows
+        Malformed(block.path, int(block.numbers[row]), *converter.bad[row]) for row in rows
     ]
     kept = np.ones(len(block.numbers), bool)
     kept[rows] = False
@@ -94,7 +94,7 @@ class _Converter:
 
     def __init__(self, block: Block, schema: Schema) -> None:
         self._block, self._schema, self._rows = block, schema, len(block.numbers)
-        self.bad: dict[int, str] = {}
+        self.bad: dict[int, tuple[str, str]] = {}  # a reason and an advice by row
         self._missing: dict[str, int] = {}
         dense = schema.of_kind("dense")
         self._labels = np.zeros(self._rows, np.float32)
@@ -132,7 +132,7 @@ class _Converter:
 
     def _refuse(self, column: Column, bad: values.Bad) -> None:
         for row, reason in bad:
-            self.bad.setdefault(row, f"{column.name} {reason}")
+            self.bad.setdefault(row, (f"{column.name} {reason}", _advice(column)))
 
     def _refuse_where(self, column: Column, wrong: np.ndarray, reason: str) -> None:
         self._refuse(column, [(int(row), reason) for row in np.flatnonzero(wrong)])
@@ -262,6 +262,17 @@ class _Converter:
         )
         self._refuse_where(column, codes == len(found), "is missing")
         self._held_out = np.array([*(one in column.held_out for one in found), False])[codes]
+
+
+def _advice(column: Column) -> str:
+    """The words to type if no row of a file has a value fit for the column."""
+    ways = {
+        "label": f'type equals = "yes" or above = 3 for the label {column.name}',
+        "time": f'type format = "%d.%m.%Y" or the like for the column {column.name}',
+        "split": f"name the values of the column {column.name} in train or held_out",
+    }
+    kind = f'another kind for the column {column.name}, or kind = "unused"'
+    return f"correct the file, or {ways.get(column.kind, f'type {kind}')} in the schema"
 
 
 def _rows_of(texts: Any, column: Column) -> Ids:

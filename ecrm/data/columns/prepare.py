@@ -79,7 +79,10 @@ def prepare_table(
             skipped.finish()
             if not writer.rows:
                 malformed = sum(source["malformed"] for source in sources)
-                raise DataError(f"{', '.join(inputs)}: no well-formed row ({malformed} malformed)")
+                why = f"; the first is {skipped.first}" if skipped.first else ""
+                raise DataError(
+                    f"{', '.join(inputs)}: no well-formed row ({malformed:,} malformed{why})"
+                )
             manifest = writer.finish() | {"sources": sources}
         write_synced(staged / info.NAME, json.dumps(manifest, indent=1).encode() + b"\n")
     return manifest

@@ -23,6 +23,9 @@ csv.field_size_limit(LONGEST_LINE + BLOCK_BYTES)
 DELIMITERS = ("\t", ",", ";", "|")
 """Separators of fields tried for a draft, in this order."""
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
+_COUNT_ADVICE = (
+    "give the header and the rows the same number of columns, or type delimiter = above [columns]"
+)
 _FEED, _RETURN = b"\n", b"\r"
 
 
@@ -61,7 +64,9 @@ class TextPiece:
             raise DataError(f"{self._place}: not a row of fields on every line")
         for row in wrong:
             reason = f"{row.actual_columns} columns instead of {row.expected_columns}"
-            malformed.append(Malformed(self.path, int(numbers[row.number - 1]), reason))
+            malformed.append(
+                Malformed(self.path, int(numbers[row.number - 1]), reason, _COUNT_ADVICE)
+            )
         numbers = np.delete(numbers, [row.number - 1 for row in wrong])
         return Block(self.path, rows, numbers, self.bytes_read, "line", malformed)
 
