@@ -219,7 +219,7 @@ def _typed(value: Any, kind: type, place: str) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         noun = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
         raise UsageError(f"{place} is {value!r}: type {noun[kind]}")
-    if kind is float and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{place} is {value}: type a finite number")
     return value
 
