@@ -58,7 +58,10 @@ def test_hash_sizes_force_and_strict(rows, tmp_path, capsys):
     bad.write_text("1\t2\n")
     with pytest.raises(DataError, match="bad:1: 2 columns instead of 40"):
         ecrm("prepare", "criteo", bad, "--output", tmp_path / "other", "--strict")
-    with pytest.raises(DataError, match="bad: 1 of 1 lines .* type --max-malformed 1 to skip"):
+    with pytest.raises(DataError, match="bad: 1 of 1 lines .*; correct the file$"):
+        ecrm("prepare", "criteo", bad, rows, "--output", tmp_path / "other")
+    bad.write_text(bad.read_text() + "0" + "\t" * 39 + "\n")
+    with pytest.raises(DataError, match="bad: 1 of 2 lines .* type --max-malformed 1 to skip"):
         ecrm("prepare", "criteo", bad, rows, "--output", tmp_path / "other")
     capsys.readouterr()
     words = ["prepare", "criteo", bad, rows, "--output", tmp_path / "other"]
