@@ -101,7 +101,7 @@ from ecrm.protection.routing import (
     StepResults,
 )
 from ecrm.storage.hosted import ShardSpace
-from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.base import Transport
 from ecrm.transport.message import Part, Received, tensors
 from ecrm.transport.piggyback import Incoming, Outgoing, exchange, exchange_rounds
 from ecrm.transport.staged import StagedTransport
@@ -453,8 +453,7 @@ class Engine:
         if came.troubles:
             # A rank may die while sending, and some ranks then miss the troubles. The hooks may end
             # the run: call the hooks only after an agreement.
-            if not self._transport.agree(True):
-                raise PeerFailure("a rank died while others told of trouble")
+            self._transport.barrier("others told of trouble")
             hooks = self.state.hooks
             tell = hooks.skipped if skips else hooks.troubled
             tell(self.step, dict(sorted(came.troubles.items())))

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from ecrm.placement.view import View
-from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.base import Transport
 from ecrm.transport.message import Received, tensors
+
+_DOING = "others told of their state"
 
 
 class Noticed(NamedTuple):
@@ -87,7 +89,7 @@ class Ledger:
         texts = [by_rank.get(mine, "") for by_rank in (self.why, self.refusals, self.findings)]
         words = json.dumps([self.noticed, *texts])
         shared = transport.share([numbers, _to_bytes(words), *self.told.get(mine, ())])
-        _agree(transport)  # until then, survivors may hold different ledgers
+        transport.barrier(_DOING)  # until then, survivors may hold different ledgers
         heard = {rank: _said(parts) for rank, parts in sorted(shared.items())}
         epochs = {rank: numbers_said[-1] for rank, (numbers_said, *_) in heard.items()}
         newest = self._newest_view(transport, epochs)
@@ -148,14 +150,8 @@ class Ledger:
         first = min(rank for rank, epoch in epochs.items() if epoch == newest)
         text = self.view.to_json() if transport.rank == first else ""
         shared = transport.share([_to_bytes(text)])
-        _agree(transport)
+        transport.barrier(_DOING)
         return View.from_json(_from_bytes(tensors(shared[first])[0]))
-
-
-def _agree(transport: Transport) -> None:
-    """Collective: raise PeerFailure if a rank has died since the last call."""
-    if not transport.agree(True):
-        raise PeerFailure("a rank died in recovery")
 
 
 def _said(parts: Sequence[Received]) -> tuple[list[int], str, Sequence[Received]]:

@@ -294,7 +294,7 @@ class Recovery:
             error = REFUSALS[kind](problem).on_all_ranks(speaker)
             # all ranks must hear of the refusal before the first rank leaves
             with suppress(PeerFailure):
-                self._state.transport.agree(True)
+                self._state.transport.barrier("others told of a refusal")
             raise error
         noticed, live = agreed.noticed, self._state.transport.live
         inquest = self._state.hooks.inquest
@@ -316,7 +316,7 @@ class Recovery:
         if state.rank in leaving.errors:
             raise ScriptFailed(leaving.errors[state.rank])
         # wait for the death: the call fails once the rank is gone
-        state.transport.agree(True)
+        state.transport.barrier("others saw a rank off")
         raise AssertionError(f"rank {min(leaving.errors)} stays though it was to leave")
 
     def _why_needed(self, leaving: Leaving, agreed: Ledger) -> str:
@@ -407,8 +407,7 @@ class Recovery:
             self._check_all_live()
             self._roll_back(Unrecoverable("nothing to resume from"), state.clock(), told=False)
             # a rank may die while sending rows: loaded rows count from an agreement on
-            if not state.transport.agree(True):
-                raise PeerFailure("a rank died while all were resuming")
+            state.transport.barrier("all were resuming")
             self._state_lost = False
         except PeerFailure:
             # the state is partly loaded, and of no commit: the recovery must load everything

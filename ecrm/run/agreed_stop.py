@@ -27,8 +27,10 @@ def agree_on_stop(
         wanting = engine.state.transport.gather(folder.unwritten_bytes)
         # a rank unable to write so much must not take over
         folder.probe(max(wanting.values()))
-        shared = engine.state.transport.gather([mine or 0, folder.trouble or ""])
-        engine.state.transport.agree(True)  # ranks act only on data heard by all
+        # ranks act only on data heard by all
+        shared = engine.state.transport.gather(
+            [mine or 0, folder.trouble or ""], "others told of a stop"
+        )
     engine.recovery.stopping = False
     reporter = engine.view.reporter
     troubles = {rank: trouble for rank, (_, trouble) in shared.items() if trouble}

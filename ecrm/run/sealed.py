@@ -31,7 +31,7 @@ def meet(engine: Engine, where: str) -> None:
     if len(at) == 1:
         return
     with contextlib.suppress(PeerFailure):
-        transport.agree(True)  # all ranks must know before the first rank leaves
+        transport.barrier("others left")  # all ranks must know before the first rank leaves
     fewest_first = sorted(at.items(), key=lambda item: len(item[1]))
     words = [f"{named('rank', ranks)} at {place}" for place, ranks in fewest_first]
     raise ScriptFailed(

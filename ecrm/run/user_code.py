@@ -19,7 +19,6 @@ from ecrm.run.slot_faults import (
     together,
     together_in,
 )
-from ecrm.transport.base import PeerFailure
 
 WhenDead = Callable[[int], tuple[Place, ...] | None]
 """rank -> places of user code on a dead rank at the death; `None` if unknown to this rank."""
@@ -65,8 +64,7 @@ class UserCode(Inquest):
         rank repeats the work before a seal known to a survivor.
         """
         with engine.recovery.recovering():
-            if not engine.state.transport.agree(True):
-                raise PeerFailure("a rank died")
+            engine.state.transport.barrier("others came to the end of their code")
             self.seals += 1
 
     def begin(self) -> None:

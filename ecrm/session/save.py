@@ -20,7 +20,6 @@ from ecrm.engine.table_digest import CHUNK_ROWS, gather_rows
 from ecrm.model.nested_state import packed, unpacked
 from ecrm.run.sealed import sealed
 from ecrm.storage.base import Store
-from ecrm.transport.base import PeerFailure
 from ecrm.transport.message import tensors
 
 Result = TypeVar("Result")
@@ -68,8 +67,7 @@ def state_dict(
     found |= {f"{name}.weight": found[f"{of}.weight"] for name, of in aliases.items()}
     transport, reporter = engine.state.transport, engine.view.reporter
     shared = transport.share([packed(dense if engine.rank == reporter else {})])
-    if not transport.agree(True):
-        raise PeerFailure("a rank died while a model was gathered")
+    transport.barrier("a model was gathered")
     (said,) = tensors(shared[reporter])
     return found | {name: t for name, t in unpacked(said).items() if t is not None}
 

@@ -173,8 +173,8 @@ class Transport(ABC):
         """
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         shared = self.share([text])
-        if doing and not self.agree(True):
-            raise PeerFailure(f"a rank died while {doing}")
+        if doing:
+            self.barrier(doing)
         return {
             rank: json.loads(tensors(parts)[0].numpy().tobytes())
             for rank, parts in sorted(shared.items())
@@ -188,6 +188,14 @@ class Transport(ABC):
         beside False.
         """
         return self.agree_alike(flag, None)[0]
+
+    def barrier(self, doing: str) -> None:
+        """Return once all live ranks have called `barrier`: an agreement in which all say True.
+
+        Raises PeerFailure after a death, with `doing`, words for the work before the call.
+        """
+        if not self.agree(True):
+            raise PeerFailure(f"a rank died while {doing}")
 
     @abstractmethod
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
