@@ -43,8 +43,8 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.launch.overhead import (
-    Cluster,
-    Measured,
+    ClusterModel,
+    MeasuredInputs,
     best_interval,
     of_checkpoints,
     of_erasure,
@@ -82,7 +82,7 @@ class NotMeasured(Exception):
     """A number that the model rests on is not in the CSV; one line."""
 
 
-def measured_of(rows: Sequence[Row], regime: str) -> Measured:
+def measured_of(rows: Sequence[Row], regime: str) -> MeasuredInputs:
     """The model's inputs of one regime. Raises NotMeasured."""
 
     def median(contender: str, field: str) -> float:
@@ -105,7 +105,7 @@ def measured_of(rows: Sequence[Row], regime: str) -> Measured:
     lost_bytes = (
         median("checkpoint-30-sync", "checkpoint_bytes") / median(OURS, "servers") * (1 + extra)
     )
-    return Measured(
+    return MeasuredInputs(
         parity_cost=max(0.0, statistics.median(overheads(rows)[regime, OURS])),
         async_share=max(
             0.0,
@@ -120,14 +120,14 @@ def measured_of(rows: Sequence[Row], regime: str) -> Measured:
 
 
 def model_rows(
-    measured: Mapping[str, Measured], mtbf_hours: float, storage_gbit: float
+    measured: Mapping[str, MeasuredInputs], mtbf_hours: float, storage_gbit: float
 ) -> list[dict[str, Any]]:
     """The model's CSV: every size of tables and cluster, every protection."""
     found = []
     for regime, inputs in measured.items():
         for gigabytes in TABLE_GIGABYTES:
             for servers in SERVERS:
-                cluster = Cluster(
+                cluster = ClusterModel(
                     gigabytes * GIGABYTE, servers, 3600 * mtbf_hours, storage_gbit * 1e9 / 8
                 )
                 best = best_interval(cluster)
@@ -172,7 +172,7 @@ def model_rows(
     return found
 
 
-def against(rows: Sequence[Row], regime: str, measured: Measured) -> list[str]:
+def against(rows: Sequence[Row], regime: str, measured: MeasuredInputs) -> list[str]:
     """Lines for a reader: synchronous checkpoints in the model, beside what was measured."""
     lines = []
     for name in ("checkpoint-30-sync", "checkpoint-60-sync"):

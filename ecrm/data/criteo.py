@@ -23,7 +23,7 @@ import numpy as np
 
 from ecrm.base.errors import DataError
 from ecrm.data import parse_fields
-from ecrm.data.layout import COLUMN_NAMES, COLUMNS, INTEGERS, Layout, detect_layout
+from ecrm.data.layout import COLUMN_NAMES, COLUMNS, INTEGERS, LineLayout, detect_layout
 from ecrm.data.malformed import Malformed
 from ecrm.data.text_file import CountedFile, check_input, decoded
 
@@ -124,7 +124,7 @@ def _parse_block(
     starts: np.ndarray,
     ends: np.ndarray,
     numbers: np.ndarray,
-    layout: Layout,
+    layout: LineLayout,
     bytes_read: int,
 ) -> Rows:
     """Parse the lines between `starts` and `ends`; no line is blank."""
@@ -191,7 +191,7 @@ _ZERO_FRACTION = re.compile(rb"(?<=[0-9])\.0{0,%d}\Z" % parse_fields.MAX_FRACTIO
 _HEX = re.compile(rb"[0-9a-fA-F]+")
 
 
-def why_malformed(line: bytes, layout: Layout) -> str:
+def why_malformed(line: bytes, layout: LineLayout) -> str:
     """Return the reason why a line, without the line end, is not a row, "" for a row.
 
     The function is the plain statement of the format accepted by the reader.

@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"(i|c)([1-9][0-9]?)|(int|cat)_([0-9]{1,2})")
 
 
 @dataclass(frozen=True)
-class Layout:
+class LineLayout:
     """The division of a line: `order[i]` is the position in the line of `COLUMN_NAMES[i]`."""
 
     delimiter: bytes
@@ -51,7 +51,7 @@ OTHER_COLUMNS = (
 )
 
 
-def detect_layout(path: str, number: int, line: bytes) -> Layout:
+def detect_layout(path: str, number: int, line: bytes) -> LineLayout:
     """Return the layout of a file, read from the first line with text.
 
     `line` is line `number` of the file, without the line end. The line is a header if a name in the
@@ -71,7 +71,7 @@ def detect_layout(path: str, number: int, line: bytes) -> Layout:
                 f"{path}:{number}: {len(names)} fields between commas, and no header of Criteo's "
                 f"{COLUMNS} columns; {OTHER_COLUMNS}"
             )
-        return Layout(delimiter, COLUMNS, tuple(range(COLUMNS)), header=False)
+        return LineLayout(delimiter, COLUMNS, tuple(range(COLUMNS)), header=False)
     for position, index in enumerate(indices):
         if index is None:
             continue
@@ -87,6 +87,6 @@ def detect_layout(path: str, number: int, line: bytes) -> Layout:
             f"{path}:{number}: the header lacks {len(missing)} of {COLUMNS} columns: "
             f"{', '.join(missing)}; {OTHER_COLUMNS}"
         )
-    return Layout(
+    return LineLayout(
         delimiter, len(names), tuple(found[index] for index in range(COLUMNS)), header=True
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ecrm.engine import events
-from ecrm.engine.failures import Failure
+from ecrm.engine.failures import RecoveryRecord
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View
@@ -15,7 +15,12 @@ FLOAT_BYTES = 4
 
 
 def failure_event(
-    failure: Failure, before: View, view: View, committed: int, left: int, left_when_rebuilt: int
+    failure: RecoveryRecord,
+    before: View,
+    view: View,
+    committed: int,
+    left: int,
+    left_when_rebuilt: int,
 ) -> events.Failure:
     """Ranks died; `view` has the new hosts of the dead ranks' roles.
 
@@ -57,7 +62,7 @@ def interrupted_event(
     )
 
 
-def rebuilt_event(failure: Failure, left: int) -> events.Rebuilt:
+def rebuilt_event(failure: RecoveryRecord, left: int) -> events.Rebuilt:
     """The shards lost in a failure are whole again."""
     return events.Rebuilt(
         ranks=list(failure.ranks),

@@ -9,7 +9,7 @@ from ecrm.base.errors import LostTouch
 
 
 @dataclass
-class Failure:
+class RecoveryRecord:
     """A recovery after deaths: the dead, step and phase of noticing, and the cost.
 
     Dead ranks, step and phase are the same on all ranks. `stall_seconds` is the time from the last
@@ -66,7 +66,7 @@ class FailureLog:
     a rank after a missed commit.
     """
 
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[RecoveryRecord] = field(default_factory=list)
     restored: list[dict[str, Any]] = field(default_factory=list)
     interruptions: int = 0
     futile: int = 0
@@ -92,7 +92,7 @@ class FailureLog:
                 f"{why or 'the reason is not known here'}"
             )
 
-    def step_finished(self, last_finished_at: float, now: float) -> list[Failure]:
+    def step_finished(self, last_finished_at: float, now: float) -> list[RecoveryRecord]:
         """Close the stall of failures without a later finished step; return the failures."""
         waiting = [failure for failure in self.failures if failure.stall_seconds is None]
         for failure in waiting:
@@ -101,7 +101,7 @@ class FailureLog:
 
     def shards_whole(
         self, whole: list[int], rebuilding: tuple[int, ...], on_demand: dict[int, int], now: float
-    ) -> list[Failure]:
+    ) -> list[RecoveryRecord]:
         """Close the rebuild of failures with all lost shards whole again; return the failures."""
         waiting = [
             failure

@@ -86,7 +86,7 @@ from ecrm.engine.engine_events import (
     rolled_back_event,
     view_event,
 )
-from ecrm.engine.failures import MOST_FUTILE, Failure
+from ecrm.engine.failures import MOST_FUTILE, RecoveryRecord
 from ecrm.engine.hooks import StepAborted
 from ecrm.engine.in_flight import StepInFlight
 from ecrm.engine.inquest import Leaving
@@ -471,7 +471,7 @@ class Recovery:
         state = self._state
         shards = tuple(shard for shard, host in enumerate(before.shards) if host in dead)
         slots = tuple(slot for slot, host in enumerate(before.slots) if host in dead)
-        failure = Failure(
+        failure = RecoveryRecord(
             ranks=dead,
             step=self._noticed.step,
             phase=self._noticed.phase,

@@ -29,7 +29,7 @@ from ecrm.launch.memory_needs import check_memory, check_room, in_words
 from ecrm.launch.mpirun_command import ELSEWHERE, mpirun_line, train_command
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.several_hosts import RemoteHosts
-from ecrm.launch.supervise import Ending, supervise
+from ecrm.launch.supervise import MpirunEnding, supervise
 from ecrm.launch.watch import watch_of
 from ecrm.process.linux import memory_bytes
 from ecrm.run.auto_resume import AUTO_RESUME, look
@@ -185,7 +185,7 @@ def fresh_run_dir(trained: str | Script) -> Path:
     return folder
 
 
-def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
+def judge(folder: Path, ending: MpirunEnding, over_hosts: bool = False) -> None:
     """Raise RunFailed unless the run left its completion marker, with the model kept.
 
     mpirun's exit code proves nothing either way.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredInputs:
     """The measured inputs of the model.
 
     - `parity_cost`: parity's share of a step. `async_share`: the cost of an asynchronous checkpoint
@@ -31,7 +31,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterModel:
     """The assumptions of the model.
 
     Bytes of rows and state of all tables, servers, MTBF of a server in seconds, and the bytes a
@@ -70,13 +70,13 @@ class Overhead:
         return self.normal + self.failures
 
 
-def best_interval(cluster: Cluster) -> float:
+def best_interval(cluster: ClusterModel) -> float:
     """Seconds between checkpoints at which waiting and redoing cost least, to first order."""
     return math.sqrt(2 * cluster.checkpoint_seconds * cluster.mtbf)
 
 
 def of_checkpoints(
-    cluster: Cluster, interval: float, measured: Measured, background: bool = False
+    cluster: ClusterModel, interval: float, measured: MeasuredInputs, background: bool = False
 ) -> Overhead:
     """Checkpoints every `interval` seconds; training waits, or they are in the `background`."""
     seconds = cluster.checkpoint_seconds
@@ -85,7 +85,7 @@ def of_checkpoints(
     return Overhead(given / interval, lost / cluster.mtbf, lost)
 
 
-def of_erasure(cluster: Cluster, measured: Measured) -> Overhead:
+def of_erasure(cluster: ClusterModel, measured: MeasuredInputs) -> Overhead:
     """Erasure coding with the (k, m) that was measured."""
     rebuilding = (
         cluster.table_bytes
@@ -98,9 +98,11 @@ def of_erasure(cluster: Cluster, measured: Measured) -> Overhead:
 
 
 MEASURED = {
-    "dense-heavy": Measured(0.0119, 2.7923576, 0.05158, 0.9572, 0.01807, 19_909_826, 0.25),
-    "embedding-heavy": Measured(0.0465, 1.4962853, 0.12442, 0.9559, 0.05021, 35_572_452, 0.25),
-    "criteo": Measured(0.0831, 1.3509174, 0.03103, 0.8163, 0.01454, 3_618_534, 0.25),
+    "dense-heavy": MeasuredInputs(0.0119, 2.7923576, 0.05158, 0.9572, 0.01807, 19_909_826, 0.25),
+    "embedding-heavy": MeasuredInputs(
+        0.0465, 1.4962853, 0.12442, 0.9559, 0.05021, 35_572_452, 0.25
+    ),
+    "criteo": MeasuredInputs(0.0831, 1.3509174, 0.03103, 0.8163, 0.01454, 3_618_534, 0.25),
 }
 """The measured inputs of three models, with k = 4 and m = 1."""
 

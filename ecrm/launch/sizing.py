@@ -15,7 +15,7 @@ from ecrm.config import Config, load_config
 from ecrm.launch.memory_needs import MB, Needs, libraries
 from ecrm.launch.overhead import (
     MEASURED,
-    Cluster,
+    ClusterModel,
     best_interval,
     of_checkpoints,
     of_erasure,
@@ -102,7 +102,7 @@ def candidate(config: Config, given: Planned) -> Candidate:
         (server.rows + server.parity) / needs.record, needs.record, k, config, given
     )
     table_bytes = server.rows * given.servers
-    cluster = Cluster(table_bytes, given.servers, given.mtbf_seconds, given.network_bytes)
+    cluster = ClusterModel(table_bytes, given.servers, given.mtbf_seconds, given.network_bytes)
     shard = (server.rows + server.parity) or 1
     measured = replace(
         COSTS,
@@ -154,7 +154,7 @@ def in_words(config: str, overrides: Sequence[str], given: Planned) -> list[str]
     found = candidates(config, overrides, given)
     needs = Needs(_with(config, overrides, given, found[0].k, found[0].m), 1)
     table_bytes = needs.server.rows * given.servers
-    cluster = Cluster(table_bytes, given.servers, given.mtbf_seconds, given.network_bytes)
+    cluster = ClusterModel(table_bytes, given.servers, given.mtbf_seconds, given.network_bytes)
     lines = [
         f"{table_bytes / MB:,.0f} MB of rows and optimizer state on "
         f"{counted(given.servers, 'server')}, one to a host; a server fails every "

@@ -44,7 +44,7 @@ KILL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Ending:
+class MpirunEnding:
     """How mpirun ended.
 
     `exit_code` is negative if mpirun died of a signal. `stopped_by` is the signal that stopped the
@@ -66,7 +66,7 @@ def supervise(
     watch: Watch | None = None,
     ranks_here: bool = True,
     variables: Mapping[str, str] | None = None,
-) -> Ending:
+) -> MpirunEnding:
     """Run `line` to its end; on return none of its processes is left.
 
     `launch` is the name of the launch: files of other launches in `run_dir` count for nothing, and
@@ -103,7 +103,7 @@ def supervise(
             watch.ended()
     # None if mpirun outlived its SIGKILL, in a system call without a return.
     code = -signal.SIGKILL if process.returncode is None else process.returncode
-    return Ending(code, signals[0] if signals else None, launch, gave_up)
+    return MpirunEnding(code, signals[0] if signals else None, launch, gave_up)
 
 
 class _Ranks:

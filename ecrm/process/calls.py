@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Callable, Iterator
 
 
-class Calls:
+class CallCount:
     """The count, in `memory` of at least 16 bytes.
 
     The count is 0 before the first call, odd inside a call, and even after a call. `awaited` says
@@ -54,7 +54,7 @@ class Stuck:
     0 seconds: never. Call `look()` now and then.
     """
 
-    def __init__(self, calls: Calls, stuck_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(self, calls: CallCount, stuck_seconds: float, clock: Callable[[], float]) -> None:
         self._calls, self.seconds, self._clock = calls, stuck_seconds, clock
         self._seen, self._since = (0, True), clock()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ecrm.process.calls import Calls
+from ecrm.process.calls import CallCount
 from ecrm.transport.base import Transport, WrappedTransport
 from ecrm.transport.message import Part, Received
 
@@ -12,7 +12,7 @@ from ecrm.transport.message import Part, Received
 class CountedTransport(WrappedTransport):
     """A transport around `inner` that counts every call with a possible wait for other ranks."""
 
-    def __init__(self, inner: Transport, calls: Calls) -> None:
+    def __init__(self, inner: Transport, calls: CallCount) -> None:
         super().__init__(inner)
         self._calls = calls
 

@@ -29,7 +29,7 @@ from typing import NoReturn
 
 from ecrm.base.errors import Unrecoverable
 from ecrm.device.pulse import Pulse, Unanswered
-from ecrm.process.calls import Calls, Stuck
+from ecrm.process.calls import CallCount, Stuck
 from ecrm.process.fork_server import Born, Ends, Tether, join, send_order
 from ecrm.process.lifeline import Lifeline
 from ecrm.process.neighbours import AwakeClock, Neighbours, StoppedTimer
@@ -74,7 +74,7 @@ class Shared:
     def __init__(self, memory: int, gpu_hang_seconds: float) -> None:
         """`memory` is a file of at least BYTES bytes, of zeros at first."""
         pages = [mmap.mmap(memory, PAGE, offset=number * PAGE) for number in range(PAGES)]
-        self.lifeline, self.calls = Lifeline(pages[0]), Calls(pages[1])
+        self.lifeline, self.calls = Lifeline(pages[0]), CallCount(pages[1])
         self.pulse = Pulse(gpu_hang_seconds, pages[2])
 
 

@@ -13,12 +13,12 @@ from ecrm.protection.kinds import Settings
 from ecrm.protection.mapped import MappedProtection
 from ecrm.protection.none import CheckpointProtection, NoProtection
 from ecrm.protection.replicate import ReplicateProtection
-from ecrm.protection.restoring import RowSource
+from ecrm.protection.restoring import DurableRows
 from ecrm.protection.stateless import StatelessProtection
 
 
 @dataclass(frozen=True)
-class Given:
+class ProtectionInputs:
     """The values that a protection may be built from.
 
     - `servers`: the number of shards.
@@ -29,16 +29,16 @@ class Given:
     settings: Settings
     servers: int
     mapped: Path | None
-    rows: RowSource | None
+    rows: DurableRows | None
     durable: bool
 
 
-def _mapped(given: Given) -> Protection:
+def _mapped(given: ProtectionInputs) -> Protection:
     assert given.mapped is not None
     return MappedProtection(given.servers, given.mapped, given.durable)
 
 
-PROTECTIONS: dict[str, Callable[[Given], Protection]] = {
+PROTECTIONS: dict[str, Callable[[ProtectionInputs], Protection]] = {
     "none": lambda given: NoProtection(given.servers),
     "erasure": lambda given: ErasureProtection(given.servers, given.settings.k, given.settings.m),
     "chain": lambda given: ChainProtection(given.servers, given.settings.copies),
@@ -56,12 +56,12 @@ def make_protection(
     settings: Settings,
     servers: int,
     mapped: Path | None = None,
-    rows: RowSource | None = None,
+    rows: DurableRows | None = None,
     *,
     durable: bool,
 ) -> Protection:
     """The protection named by `settings`, over a shard for each of the `servers`.
 
-    The arguments are the fields of `Given`.
+    The arguments are the fields of `ProtectionInputs`.
     """
-    return PROTECTIONS[settings.name](Given(settings, servers, mapped, rows, durable))
+    return PROTECTIONS[settings.name](ProtectionInputs(settings, servers, mapped, rows, durable))

@@ -39,7 +39,7 @@ class ShardReader(Protocol):
         """
 
 
-class RowSource(Protocol):
+class DurableRows(Protocol):
     """The durable tier, as seen by a rank alone."""
 
     def read(self, shard: int, layouts: Sequence[RowLayout]) -> ShardReader:

@@ -24,7 +24,7 @@ from ecrm.protection.base import RepairReport
 from ecrm.protection.context import ProtectionContext
 from ecrm.protection.kinds import KINDS
 from ecrm.protection.none import NoProtection
-from ecrm.protection.restoring import Restoring, RowSource
+from ecrm.protection.restoring import DurableRows, Restoring
 from ecrm.protection.routing import GRADIENTS, ShardRequests
 from ecrm.protection.stand_in import StandIn
 from ecrm.storage.hosted import ShardSpace
@@ -44,7 +44,7 @@ class StatelessProtection(NoProtection):
     any_shards_may_be_lost = True
     stand_in: StandIn
 
-    def __init__(self, shards: int, source: RowSource | None, last_seen_rows: int) -> None:
+    def __init__(self, shards: int, source: DurableRows | None, last_seen_rows: int) -> None:
         super().__init__(shards)
         self._source, self._last_seen_rows = source, last_seen_rows
         self._restoring: dict[int, Restoring] = {}

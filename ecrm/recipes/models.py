@@ -20,7 +20,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from ecrm.config import Config
 from ecrm.nn import DotInteraction
-from ecrm.recipes.rows import Rows
+from ecrm.recipes.rows import RecipeRows
 
 ROW_OPTIMIZERS: dict[str, tuple[type, bool]] = {
     "sgd": (torch.optim.SGD, False),
@@ -34,7 +34,7 @@ ROW_OPTIMIZERS: dict[str, tuple[type, bool]] = {
 class Dlrm(DLRM):  # type: ignore[misc]
     """TorchRec's DLRM; by default with the interaction of `ecrm.nn`, which reads fetched rows."""
 
-    def __init__(self, config: Config, rows: Rows) -> None:
+    def __init__(self, config: Config, rows: RecipeRows) -> None:
         model, bags = config.model, bags_of(config, rows)
         super().__init__(bags, rows.inputs, list(model.bottom_mlp), list(model.top_mlp))
         self.interaction = DotInteraction(bags) if model.interaction == "native" else None
@@ -51,7 +51,7 @@ class Dlrm(DLRM):  # type: ignore[misc]
 class Dcn(DLRM_DCN):  # type: ignore[misc]
     """TorchRec's DLRM with the crosses of DCNv2, of low rank, in place of the dot products."""
 
-    def __init__(self, config: Config, rows: Rows) -> None:
+    def __init__(self, config: Config, rows: RecipeRows) -> None:
         model = config.model
         super().__init__(
             bags_of(config, rows),
@@ -74,7 +74,7 @@ class TwoTowers(nn.Module):
     The user's tower has the columns of `model.user_columns`, the item's tower all others.
     """
 
-    def __init__(self, config: Config, rows: Rows) -> None:
+    def __init__(self, config: Config, rows: RecipeRows) -> None:
         super().__init__()
         self.sparse_arch = SparseArch(bags_of(config, rows))
         features, users = self.sparse_arch.sparse_feature_names, config.model.user_columns
@@ -112,7 +112,7 @@ def tower(widths: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def bags_of(config: Config, rows: Rows) -> EmbeddingBagCollection:
+def bags_of(config: Config, rows: RecipeRows) -> EmbeddingBagCollection:
     """The tables of all features, on the meta device, with the optimizer of the rows."""
     bags = EmbeddingBagCollection(
         [

@@ -25,7 +25,7 @@ Batch = tuple[Tensor, KeyedJaggedTensor, Tensor]
 """Dense columns, float32 [B, n], the ids of F features, and labels, float32 [B]."""
 
 
-class Rows:
+class RecipeRows:
     """The facts of a dataset needed by a model, all else `about` the dataset, and batches.
 
     `tables`, `features`, `dense` and `weighted` are those of `Described`, with at most
@@ -48,13 +48,13 @@ class Rows:
         self.batch_of, self.held_out = batch_of, held_out
 
 
-def open_rows(config: Config) -> Rows:
+def open_rows(config: Config) -> RecipeRows:
     """Open the dataset at `data.path`. Raises UsageError and DataError as `describe` does."""
     about = describe(config.data.path, config.data.eval_fraction)
     return (_of_table if about.is_table else _of_criteo)(config, about)
 
 
-def _of_criteo(config: Config, about: Described) -> Rows:
+def _of_criteo(config: Config, about: Described) -> RecipeRows:
     """Criteo rows, in the order of the file, pass after pass."""
     size = config.train.global_batch
     data = CriteoDataset.open(
@@ -75,10 +75,10 @@ def _of_criteo(config: Config, about: Described) -> Rows:
 
     rows = range(data.eval_rows)
     evaluated = Indexed(rows, size, collate=held_out, shuffle=False) if rows else None
-    return Rows(config, about, batch_of, evaluated)
+    return RecipeRows(config, about, batch_of, evaluated)
 
 
-def _of_table(config: Config, about: Described) -> Rows:
+def _of_table(config: Config, about: Described) -> RecipeRows:
     """Rows of a prepared table, in the order of time, or in a new random order in every pass."""
     table, cap = Table(config.data.path), config.model.max_rows_per_table
     size, slots = config.train.global_batch, config.slots
@@ -99,4 +99,4 @@ def _of_table(config: Config, about: Described) -> Rows:
     )
     held_out = table.held_out
     evaluated = Indexed(held_out, size, batch, shuffle=False) if len(held_out) else None
-    return Rows(config, about, lambda step, slot: train.batch(step, slot, slots), evaluated)
+    return RecipeRows(config, about, lambda step, slot: train.batch(step, slot, slots), evaluated)

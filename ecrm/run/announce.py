@@ -16,7 +16,7 @@ from ecrm.base.wording import counted
 from ecrm.checkpoint.folder import name_of
 from ecrm.config.faults import Kill, unfired
 from ecrm.engine.events import Start
-from ecrm.engine.failures import Failure
+from ecrm.engine.failures import RecoveryRecord
 from ecrm.kernels import native
 from ecrm.process.device import gpu_memory
 from ecrm.protection.base import Protection, VerifyReport
@@ -91,7 +91,7 @@ def print_result(
         say(f"results in {folder.path}")
 
 
-def warn_of_unfired(kills: Sequence[Kill], failures: Sequence[Failure]) -> None:
+def warn_of_unfired(kills: Sequence[Kill], failures: Sequence[RecoveryRecord]) -> None:
     """Print a line for each scheduled kill missing from a run with these failures."""
     died_in = {rank: failure.step for failure in failures for rank in failure.ranks}
     for kill, why in unfired(kills, died_in).items():

@@ -21,7 +21,7 @@ MAY_DIFFER = ("data.path", "storage.device", "kernels.backend", "testing.imitate
 
 
 @dataclass(frozen=True)
-class Given:
+class InputDigests:
     """The inputs of one rank at the start: its host, and digests by name.
 
     Digested with SHA-256 are all config keys outside MAY_DIFFER, by "section.key", the number of
@@ -46,7 +46,7 @@ class Alike:
     remedy: str
 
 
-def given_of(host: str, config: Config, steps: int, **others: Any) -> Given:
+def given_of(host: str, config: Config, steps: int, **others: Any) -> InputDigests:
     """The inputs of a rank: its config, its number of steps, and `others`, JSON values by name."""
     keys = {
         f"{section}.{key}": value
@@ -55,10 +55,10 @@ def given_of(host: str, config: Config, steps: int, **others: Any) -> Given:
         if f"{section}.{key}" not in MAY_DIFFER
     }
     parts = {**others, **keys, STEPS: steps}
-    return Given(host, {name: _digest(part) for name, part in parts.items()})
+    return InputDigests(host, {name: _digest(part) for name, part in parts.items()})
 
 
-def unlike(ranks: Mapping[int, Given], alike: Alike) -> str | None:
+def unlike(ranks: Mapping[int, InputDigests], alike: Alike) -> str | None:
     """Name the ranks different from most ranks, and the differences; `None` if all are equal."""
     kinds = {rank: tuple(sorted(ranks[rank].digests.items())) for rank in sorted(ranks)}
     # among equally frequent kinds the kind of the lowest rank
@@ -97,7 +97,7 @@ def _difference(
     return " and ".join(parts) or "another number of steps"
 
 
-def _named(those: Sequence[int], ranks: Mapping[int, Given]) -> str:
+def _named(those: Sequence[int], ranks: Mapping[int, InputDigests]) -> str:
     hosts = sorted({ranks[rank].host for rank in those})
     numbers = _cut([str(rank) for rank in those])
     return f"rank{'' if len(those) == 1 else 's'} {numbers} on {_cut(hosts)}"

@@ -18,7 +18,7 @@ from ecrm.config.schema import Config
 from ecrm.model.nested_state import leaves
 from ecrm.process.linux import memory_bytes
 from ecrm.process.preflight import host_name
-from ecrm.run.consistency import Alike, Given, unlike
+from ecrm.run.consistency import Alike, InputDigests, unlike
 from ecrm.run.gather import gather
 from ecrm.run.trained_module import begins_otherwise, differences
 from ecrm.transport.base import Transport
@@ -33,7 +33,7 @@ class Inputs:
     `model`: a result of `TrainedModule.about`. `weights`: digests of tensors by name.
     """
 
-    given: Given
+    given: InputDigests
     trained_on: str
     versions: Mapping[str, str]
     model: Mapping[str, Any]
@@ -124,7 +124,7 @@ def check_inputs(transport: Transport, hellos: Hellos, mine: Inputs, alike: Alik
 
 
 def _inputs(said: Mapping[str, Any]) -> Inputs:
-    given = Given(**said["given"])
+    given = InputDigests(**said["given"])
     return Inputs(**{**said, "given": given})
 
 

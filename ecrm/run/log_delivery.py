@@ -24,7 +24,7 @@ interval counts.
 """
 
 
-class Mark(Protocol):
+class DeliveryMark(Protocol):
     """A record of the steps told to the script by the main rank; the mark outlives the rank."""
 
     def read(self) -> tuple[int, int]:
@@ -79,7 +79,7 @@ class LogDelivery:
         self,
         engine: Engine,
         tell: Callable[[int, Logged], None],
-        mark: Mark,
+        mark: DeliveryMark,
     ) -> None:
         self._engine, self._tell, self._mark = engine, tell, mark
         self._heard = self._seen = self._before = engine.committed

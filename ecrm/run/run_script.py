@@ -41,7 +41,7 @@ from ecrm.run.user_frames import own_line, own_traceback
 
 
 @dataclass(frozen=True)
-class Failure:
+class ScriptFailure:
     """The failure of a script: a line, and the user's own traceback, "" for no traceback.
 
     `place` is the place of a slot to be tried on another rank; `None` for no second try. `of_data`:
@@ -118,9 +118,9 @@ def _to_the_end(rank: ThisRank) -> int:
             if rank.number == 1
             else (f"after session {rank.number - 1}, though another session has begun")
         )
-        failure = Failure(f"{rank.script.typed} has ended {what}")
+        failure = ScriptFailure(f"{rank.script.typed} has ended {what}")
     if failure is None and rank.unfinished:
-        failure = Failure(rank.unfinished)
+        failure = ScriptFailure(rank.unfinished)
     if failure is not None:
         _fail(rank, failure)
     assert rank.part is not None
@@ -130,7 +130,7 @@ def _to_the_end(rank: ThisRank) -> int:
     return code
 
 
-def _prepare(rank: ThisRank) -> Failure | None:
+def _prepare(rank: ThisRank) -> ScriptFailure | None:
     """Use the kernels and devices, and open the data of a config's run, before the script runs.
 
     A session moves its module to the device at once.
@@ -140,11 +140,11 @@ def _prepare(rank: ThisRank) -> Failure | None:
         if rank.script.follows_config:
             open_data(rank.spec.config)
     except EcrmError as error:
-        return Failure(str(error), of_data=isinstance(error, DataError), unprepared=True)
+        return ScriptFailure(str(error), of_data=isinstance(error, DataError), unprepared=True)
     return None
 
 
-def _execute(script: Script, rank: ThisRank) -> Failure | None:
+def _execute(script: Script, rank: ThisRank) -> ScriptFailure | None:
     """Run the script as `python SCRIPT` does; returns the failure, `None` without a failure.
 
     Raises the errors known to all ranks, and errors to be ended by the death of the rank alone.
@@ -165,7 +165,7 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
             return None
         code = error.code
         said = f"exit code {code}" if isinstance(code, int) else str(code)
-        return Failure(_said(rank, f"sys.exit: {said}"))
+        return ScriptFailure(_said(rank, f"sys.exit: {said}"))
     except BaseException as error:
         if type(error) is EcrmError and rank.part is not None and error.speaker is not None:
             _raise_with_line(rank, error)
@@ -208,7 +208,7 @@ def _argparse_of(first: bool) -> Iterator[None]:
         argparse.ArgumentParser._print_message = printing  # type: ignore[method-assign]
 
 
-def _failed_by(rank: ThisRank, error: BaseException) -> Failure:
+def _failed_by(rank: ThisRank, error: BaseException) -> ScriptFailure:
     """The failure for an error raised by a script.
 
     The message of an EcrmError names the problem and the remedy: the script's line replaces a
@@ -218,12 +218,12 @@ def _failed_by(rank: ThisRank, error: BaseException) -> Failure:
     if isinstance(error, EcrmError):
         came_from = "" if rank.script.follows_config else own_line(error, str(path))
         of_data = isinstance(error, DataError) and not isinstance(error, StrayId)
-        return Failure(_said(rank, str(error), came_from), place=place, of_data=of_data)
+        return ScriptFailure(_said(rank, str(error), came_from), place=place, of_data=of_data)
     last = traceback.format_exception_only(error)[-1].strip()
     if _is_of_groups(error):
         line = own_line(error, str(path))
-        return Failure(_said(rank, f"{last}: {WITHOUT_GROUPS}", line), place=place)
-    return Failure(_said(rank, last), own_traceback(error, str(path)), place)
+        return ScriptFailure(_said(rank, f"{last}: {WITHOUT_GROUPS}", line), place=place)
+    return ScriptFailure(_said(rank, last), own_traceback(error, str(path)), place)
 
 
 def _is_of_groups(error: BaseException) -> bool:
@@ -259,13 +259,13 @@ def _said(rank: ThisRank, problem: str, came_from: str = "") -> str:
     return f"{rank.script.typed} failed on rank {rank.transport.rank}{place}: {line}"
 
 
-def _leaves_alone(failure: Failure, error: EcrmError) -> bool:
+def _leaves_alone(failure: ScriptFailure, error: EcrmError) -> bool:
     """Whether only this rank ends, after `error` in telling the other ranks of a failure."""
     tried_elsewhere = failure.place is not None and isinstance(error, ScriptFailed)
     return tried_elsewhere and error.speaker is None
 
 
-def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
+def _fail(rank: ThisRank, failure: ScriptFailure) -> NoReturn:
     """End all ranks, or only this rank if another rank is to try the slot.
 
     Only the rank of the reported failure prints its traceback.

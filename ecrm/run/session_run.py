@@ -299,7 +299,7 @@ def _rank_run(
     rank: Rank,
     start: events.Start,
     wanted: Wanted,
-) -> tuple[RankRun, SummaryFields]:
+) -> tuple[RankRun, SessionSummaryFields]:
     """This rank's part in the run, and the facts of the end."""
     engine, steps = rank.engine, run.start.steps
     every = run.config.train.log_every_steps
@@ -311,7 +311,7 @@ def _rank_run(
     if wanted.keeps_best:
         inherit_best(run, rank)
     record = Record(run.folder, start.about(), rank.meters.traffic, rank.meters.profile)
-    words = SummaryFields(engine, steps, wanted.samples, flat=this.script.follows_config)
+    words = SessionSummaryFields(engine, steps, wanted.samples, flat=this.script.follows_config)
     ending = Ending(engine, run.config, steps, record, checkpoints, progress, words)
     progress.restart_clock()
 
@@ -461,7 +461,7 @@ class ScriptPart:
         folder: RunFolder,
         standstill: Standstill,
         doing: Callable[[Place | str], None],
-        words: SummaryFields,
+        words: SessionSummaryFields,
         make_dense: Callable[[], DenseReplica],
     ) -> None:
         self._run, self._folder, self._standstill, self._doing = run, folder, standstill, doing
@@ -528,7 +528,7 @@ class ScriptPart:
                 self._run.on_recovery()
 
 
-class SummaryFields:
+class SessionSummaryFields:
     """The facts reported at the end of a session's run.
 
     `samples` is the number of samples in a step, 0 if unknown. `flat`: the dense part is digested

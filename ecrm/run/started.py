@@ -12,7 +12,7 @@ from ecrm.base.errors import Unrecoverable
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.placement.tables import Table
-from ecrm.run.log_delivery import Mark, NoMark
+from ecrm.run.log_delivery import DeliveryMark, NoMark
 from ecrm.run.slot_faults import Place
 from ecrm.run.step_loop import Run
 
@@ -69,7 +69,7 @@ class Started:
     doing: Callable[[Place | str], None] = _ignore
     check_steps: int = 0
     finite: bool = True
-    mark: Mark = field(default_factory=NoMark)
+    mark: DeliveryMark = field(default_factory=NoMark)
     number: int = 1
     steps: int | None = None
     data_began: int = 0

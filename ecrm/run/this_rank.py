@@ -10,7 +10,7 @@ from typing import Protocol
 from ecrm.base.errors import UsageError
 from ecrm.config.script import Script
 from ecrm.engine.engine import Engine
-from ecrm.process.calls import Calls
+from ecrm.process.calls import CallCount
 from ecrm.process.stop_signals import StopSignals
 from ecrm.run.auto_resume import AUTO_RESUME, gone_on_from
 from ecrm.run.begun_file import BegunFile
@@ -22,7 +22,7 @@ from ecrm.transport.base import Transport
 WITHOUT_GROUPS = "leave out process groups, for a session has ranks of its own"
 
 
-class Part(Protocol):
+class RankPart(Protocol):
     """A rank's part in a built run, as needed at the end of the script."""
 
     @property
@@ -66,9 +66,9 @@ class ThisRank:
     transport: Transport
     spec: RunSpec
     stop: StopSignals
-    calls: Calls
+    calls: CallCount
     met: bool = False
-    part: Part | None = None
+    part: RankPart | None = None
     place: Place | str = ""
     begun: list[BegunFile] = field(default_factory=list)
     number: int = 1

@@ -13,7 +13,7 @@ from torch import Tensor
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.model.determinism import seed_slot, seeded_aside
-from ecrm.session.feed import Drawn, Feed, Source
+from ecrm.session.feed import DrawnBatch, Feed, Source
 from ecrm.session.other_data import check_indexable, no_batches
 from ecrm.session.streams import Streams, StreamSource
 from ecrm.session.whole_number import whole
@@ -225,12 +225,12 @@ class PureSource:
     ) -> None:
         self._make, self.slots_in, self._seed = make, slots_in, seed
 
-    def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
+    def draw(self, step: int, slot: int, before: bytes | None) -> DrawnBatch:
         """The batch of a slot in a step, made with random numbers seeded for step and slot."""
         if slot not in self.slots_in(step):
-            return Drawn(None, over=True)
+            return DrawnBatch(None, over=True)
         seed_slot(self._seed, step, -1 - slot)
-        return Drawn(self._make(step, slot))
+        return DrawnBatch(self._make(step, slot))
 
 
 def source_of(batches: Batches, slots: int, seed: int) -> Source:

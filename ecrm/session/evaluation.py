@@ -17,7 +17,7 @@ from ecrm.model.nested_state import packed, unpacked
 from ecrm.run.sealed import sealed
 from ecrm.run.slot_faults import EVALUATION, Place
 from ecrm.session.data import Indexed, started
-from ecrm.session.feed import Drawn, Feed
+from ecrm.session.feed import DrawnBatch, Feed
 from ecrm.session.other_data import no_batches
 from ecrm.session.slot_work import Doing
 from ecrm.tables.batch_rows import BatchRows
@@ -46,13 +46,13 @@ class NumberedSource:
         """The slots with a batch in a round."""
         return range(min(self._slots, self._count - step * self._slots))
 
-    def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
+    def draw(self, step: int, slot: int, before: bytes | None) -> DrawnBatch:
         """The batch of a slot in a round."""
         number = step * self._slots + slot
         if number >= self._count:
-            return Drawn(None, over=True)
+            return DrawnBatch(None, over=True)
         seed_slot(self._seed, self._step, -1 - number)
-        return Drawn(self._make(number))
+        return DrawnBatch(self._make(number))
 
 
 class Evaluation:

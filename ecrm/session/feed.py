@@ -20,7 +20,7 @@ StepSlot = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnBatch:
     """The batch of a slot in a step.
 
     - `over`: the slot has no batch in this step or later.
@@ -43,14 +43,14 @@ class Source(Protocol):
 
     streams: bool
 
-    def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
+    def draw(self, step: int, slot: int, before: bytes | None) -> DrawnBatch:
         """The batch of a slot in a step; `before` is the state of a stream, if known."""
 
     def slots_in(self, step: int) -> range:
         """The slots with a batch in a step, as far as known without drawing."""
 
 
-def draw_in_one_thread(source: Source, step: int, slot: int, before: bytes | None) -> Drawn:
+def draw_in_one_thread(source: Source, step: int, slot: int, before: bytes | None) -> DrawnBatch:
     """Draw with one thread of torch: sums of several threads have other bits."""
     threads = torch.get_num_threads()
     if threads == 1:
@@ -91,7 +91,7 @@ class Feed:
         self._workers: list[AskedWorker] | None = None
         self._round = 0  # answers to tasks of earlier rounds are dropped
         self._wanted: dict[StepSlot, AskedWorker] = {}
-        self._came: dict[StepSlot, Drawn | Exception] = {}
+        self._came: dict[StepSlot, DrawnBatch | Exception] = {}
         self._next: dict[int, int] = {}  # by slot, the next step of the stream
 
     @property
@@ -103,7 +103,9 @@ class Feed:
         """The slots with a batch in a step, except for slots with an ended stream."""
         return self._source.slots_in(step)
 
-    def draw(self, step: int, slot: int, mine: Sequence[int], before: bytes | None = None) -> Drawn:
+    def draw(
+        self, step: int, slot: int, mine: Sequence[int], before: bytes | None = None
+    ) -> DrawnBatch:
         """The batch of a slot among `mine`, the slots of this rank; waits for the batch if needed.
 
         `before` is the state of a stream before the batch, if known. Raises any error from making
@@ -122,7 +124,7 @@ class Feed:
                 self._ask(following, None)
         return self._take(place)
 
-    def draw_here(self, step: int, slot: int, before: bytes | None) -> Drawn:
+    def draw_here(self, step: int, slot: int, before: bytes | None) -> DrawnBatch:
         """The batch of a peer rank's slot, made in this process."""
         return draw_in_one_thread(self._source, step, slot, before)
 
@@ -157,12 +159,12 @@ class Feed:
         chosen.asked.append((place, self._round))
         self._wanted[place], self._next[slot] = chosen, step + 1
 
-    def _take(self, place: StepSlot) -> Drawn:
+    def _take(self, place: StepSlot) -> DrawnBatch:
         chosen = self._wanted[place]
         while place not in self._came:
             came, asked_in = chosen.asked.popleft()
             try:
-                drawn: Drawn | Exception = chosen.worker.answer()
+                drawn: DrawnBatch | Exception = chosen.worker.answer()
             except WorkerLost:
                 raise
             except Exception as error:

@@ -35,7 +35,7 @@ from ecrm.session.asked_before import AskedBefore
 from ecrm.session.batch_digest import batch_digest
 from ecrm.session.body_watch import BodyWatch, Modes
 from ecrm.session.determinism_check import check_same
-from ecrm.session.feed import Drawn, Feed
+from ecrm.session.feed import DrawnBatch, Feed
 from ecrm.session.streams import ENDED
 from ecrm.tables.batch_rows import BatchRows
 from ecrm.tables.row_source import FetchedRows, RowSource
@@ -172,7 +172,7 @@ class SessionBatches:
         self._asked.forget(self._engine.committed)
         return self._asked.problem(step, requests, self._engine.state.layouts)
 
-    def _made(self, drawn: Drawn, step: int, slot: int) -> SessionBatch:
+    def _made(self, drawn: DrawnBatch, step: int, slot: int) -> SessionBatch:
         if drawn.over:
             none = [torch.empty(0, dtype=torch.int64) for _ in self._engine.state.spaces]
             return SessionBatch(None, BatchRows(none, {}, ()), over=True)

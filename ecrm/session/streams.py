@@ -11,7 +11,7 @@ import torch
 from ecrm.base.errors import UsageError
 from ecrm.model.determinism import seed_slot
 from ecrm.model.nested_state import check_readable, read, written
-from ecrm.session.feed import Drawn
+from ecrm.session.feed import DrawnBatch
 from ecrm.session.whole_number import whole
 
 ENDED = b""
@@ -100,7 +100,7 @@ class StreamSource:
         """All slots: ended streams are known from states."""
         return range(self._slots)
 
-    def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
+    def draw(self, step: int, slot: int, before: bytes | None) -> DrawnBatch:
         """The batch of a slot in a step.
 
         A stream not in use in this process is made anew, with the state `before`; step 0 needs no
@@ -109,7 +109,7 @@ class StreamSource:
         if before == ENDED:
             self._ends[slot] = step
         if not before and self._ends.get(slot, step + 1) <= step:
-            return Drawn(None, over=True, after=ENDED)
+            return DrawnBatch(None, over=True, after=ENDED)
         seed_slot(self._seed, step, -1 - slot)
         running = self._running.get(slot)
         if running is None or running.step != step:
@@ -125,10 +125,10 @@ class StreamSource:
                 known = None if running is None else _written({"epoch": running.epoch})
             else:
                 running.step, running.drawn = step + 1, True
-                return Drawn(batch, after=self._state(running, slot), before=known)
+                return DrawnBatch(batch, after=self._state(running, slot), before=known)
         del self._running[slot]
         self._ends[slot] = step
-        return Drawn(None, over=True, after=ENDED)
+        return DrawnBatch(None, over=True, after=ENDED)
 
     def _state(self, running: _Running, slot: int) -> bytes:
         state = running.stream.state_dict()

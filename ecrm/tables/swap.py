@@ -88,7 +88,7 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundTable:
     """A table of a collection: name, path, TorchRec's config, and the module with the weight."""
 
     name: str
@@ -175,7 +175,7 @@ def _collections_in(module: nn.Module) -> list[tuple[str, Any]]:
     return found
 
 
-def _check_tied(module: nn.Module, tables: Mapping[int, _Found], holders: Set[int]) -> None:
+def _check_tied(module: nn.Module, tables: Mapping[int, _FoundTable], holders: Set[int]) -> None:
     """Raise UsageError for the weight of a table, by its id, in a module of another kind."""
     for path, part in module.named_modules():
         for name, parameter in part._parameters.items():
@@ -213,12 +213,12 @@ def _check_managed(module: nn.Module) -> None:
             )
 
 
-def _tables_of(path: str, collection: Any) -> list[_Found]:
+def _tables_of(path: str, collection: Any) -> list[_FoundTable]:
     bags = isinstance(collection, torchrec.EmbeddingBagCollection)
     holders = "embedding_bags" if bags else "embeddings"
     configs = collection.embedding_bag_configs() if bags else collection.embedding_configs()
     return [
-        _Found(
+        _FoundTable(
             ".".join(part for part in (path, holders, config.name) if part),
             path,
             config,
@@ -228,7 +228,7 @@ def _tables_of(path: str, collection: Any) -> list[_Found]:
     ]
 
 
-def _described(found: _Found) -> Table:
+def _described(found: _FoundTable) -> Table:
     config = found.config
     if not (config.num_embeddings > 0 and config.embedding_dim > 0):
         raise UsageError(

@@ -16,7 +16,7 @@ import pytest
 from ecrm.launch import supervise as module
 from ecrm.launch.launcher import RunFailed, judge
 from ecrm.launch.machine import find_mpirun
-from ecrm.launch.supervise import Ending, supervise
+from ecrm.launch.supervise import MpirunEnding, supervise
 from ecrm.process.linux import SHARED_SEGMENT, session_members
 
 STUBBORN = """
@@ -212,18 +212,22 @@ def test_session_members_are_found_and_zombies_are_not():
 
 def test_a_run_that_stopped_when_asked_to_has_said_so_itself(tmp_path):
     (tmp_path / "stopped.json").write_text('{"steps": 7, "signal": "SIGTERM"}')
-    for ending in (Ending(0, signal.SIGINT), Ending(0, signal.SIGTERM), Ending(1, None)):
+    for ending in (
+        MpirunEnding(0, signal.SIGINT),
+        MpirunEnding(0, signal.SIGTERM),
+        MpirunEnding(1, None),
+    ):
         with pytest.raises(
             RunFailed, match="has stopped when asked to; see .*stopped.json"
         ) as caught:
             judge(tmp_path, ending)
         assert caught.value.exit_code == 130 and caught.value.told
     (tmp_path / "summary.json").write_text('{"completed": true}')
-    judge(tmp_path, Ending(0, signal.SIGINT))  # it was done already
+    judge(tmp_path, MpirunEnding(0, signal.SIGINT))  # it was done already
 
 
 def test_only_the_completion_marker_is_success(tmp_path):
-    fine = Ending(0, None)
+    fine = MpirunEnding(0, None)
     with pytest.raises(RunFailed, match=r"did not complete \(mpirun ended with 0\)") as caught:
         judge(tmp_path, fine)
     assert caught.value.exit_code == 1
@@ -234,23 +238,23 @@ def test_only_the_completion_marker_is_success(tmp_path):
     with pytest.raises(RunFailed, match="see "):
         judge(tmp_path, fine)
     (tmp_path / "summary.json").write_text('{"completed": true}')
-    judge(tmp_path, Ending(1, None))
+    judge(tmp_path, MpirunEnding(1, None))
 
 
 @pytest.mark.parametrize(
     ("ending", "failure", "code", "said"),
     [
         (
-            Ending(0, None),
+            MpirunEnding(0, None),
             {"message": "stripe 12: ranks 5, 9 lost", "exit_code": 3},
             3,
             "failure.json",
         ),
-        (Ending(1, signal.SIGTERM), None, 130, "stopped by SIGTERM"),
-        (Ending(-9, None), None, 1, "mpirun died of SIGKILL"),
-        (Ending(2, None), None, 2, "mpirun ended with 2"),
-        (Ending(4, None), None, 4, "mpirun ended with 4"),
-        (Ending(200, None), None, 1, "mpirun ended with 200"),
+        (MpirunEnding(1, signal.SIGTERM), None, 130, "stopped by SIGTERM"),
+        (MpirunEnding(-9, None), None, 1, "mpirun died of SIGKILL"),
+        (MpirunEnding(2, None), None, 2, "mpirun ended with 2"),
+        (MpirunEnding(4, None), None, 4, "mpirun ended with 4"),
+        (MpirunEnding(200, None), None, 1, "mpirun ended with 200"),
     ],
 )
 def test_a_failed_run_says_why_and_how(tmp_path, ending, failure, code, said):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ecrm.process.calls import Calls, Stuck
+from ecrm.process.calls import CallCount, Stuck
 
 
 def test_a_rank_is_stuck_outside_of_calls_where_the_next_one_is_awaited():
     now = [0.0]
-    calls = Calls()
+    calls = CallCount()
     stuck = Stuck(calls, 5.0, lambda: now[0])
 
     def after(seconds: float) -> bool:

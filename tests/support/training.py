@@ -28,7 +28,7 @@ from ecrm.run.rank_run import RankRun
 from ecrm.run.reporter import Reporter
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.session_progress import SessionProgress
-from ecrm.run.session_run import ScriptPart, SummaryFields
+from ecrm.run.session_run import ScriptPart, SessionSummaryFields
 from ecrm.run.started import Started, Wanted
 from ecrm.run.traffic import Traffic
 from ecrm.testing.imitated_gpu import imitated_gpu
@@ -136,7 +136,7 @@ def _begun(
     )
     progress.begins_at(engine)
     record = Record(run_folder, {}, Traffic(transport))
-    words = SummaryFields(engine, steps, wanted.samples, flat=True)
+    words = SessionSummaryFields(engine, steps, wanted.samples, flat=True)
     ending = Ending(engine, config, steps, record, checkpoints, progress, words)
     run = RankRun(
         engine,

@@ -8,7 +8,7 @@ import pytest
 
 from ecrm.config import load_config
 from ecrm.data.described import Described
-from ecrm.run.consistency import Given, given_of
+from ecrm.run.consistency import InputDigests, given_of
 from ecrm.run.consistency import unlike as unlike_by
 from ecrm.run.inputs import OF_CONFIG, alike
 
@@ -32,7 +32,7 @@ DATA = Described(
 )
 
 
-def has(host: str = "a", *sets: str, steps: int = 7, **other: object) -> Given:
+def has(host: str = "a", *sets: str, steps: int = 7, **other: object) -> InputDigests:
     data = replace(DATA, **other)
     config = load_config("tiny", ["data.path=x", *sets])
     return given_of(host, config, steps, data=alike(data))

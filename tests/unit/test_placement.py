@@ -10,7 +10,7 @@ import torch
 
 from ecrm.base.errors import Unrecoverable
 from ecrm.engine.engine_events import failure_event
-from ecrm.engine.failures import Failure
+from ecrm.engine.failures import RecoveryRecord
 from ecrm.placement import view_change
 from ecrm.placement.assignment import CannotKeepApart, initial_view, plan_reshape, spread_shards
 from ecrm.placement.stripes import RowLayout, StripeShape
@@ -285,7 +285,7 @@ def test_a_failure_says_which_shard_is_rebuilt_elsewhere_from_the_start():
         and keeps_apart(after, shape)
         and after.rebuilding == (2, 3, 4, 7)
     )
-    failure = Failure((7,), 4, "lookup", 1, 0.0, 0.1, shards=(7,), slots=(), rebuilt_bytes=0)
+    failure = RecoveryRecord((7,), 4, "lookup", 1, 0.0, 0.1, shards=(7,), slots=(), rebuilt_bytes=0)
     event = failure_event(failure, before, after, 3, 0, 3)
     assert event.shards == {7: 8} and event.moved == {3: 8, 4: 0}
     assert plan_recovery(before, [7], shape, 4, may_move=False).shards[2:5] == before.shards[2:5]

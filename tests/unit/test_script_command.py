@@ -11,7 +11,7 @@ from ecrm.base.errors import EcrmError, LostTouch, ScriptFailed, UsageError
 from ecrm.config.check import KEYS
 from ecrm.config.script import DECIDED_KEYS, Script
 from ecrm.engine.hooks import Hooks
-from ecrm.run.run_script import Failure, _execute, _fail
+from ecrm.run.run_script import ScriptFailure, _execute, _fail
 from ecrm.run.slot_faults import Place
 from ecrm.run.this_rank import this_rank
 from ecrm.run.user_code import UserCode
@@ -137,7 +137,7 @@ def test_only_a_rank_that_leaves_says_so(script, capsys, error, leaves):
     rank = FakeRank(Script(script))
     rank.part = Leaving(error)
     with pytest.raises(type(error)):
-        _fail(rank, Failure("no sample", "Traceback: mine\n", Place(7, 1)))
+        _fail(rank, ScriptFailure("no sample", "Traceback: mine\n", Place(7, 1)))
     told = capsys.readouterr().err
     assert "Traceback: mine" in told
     assert ("rank 4 leaves" in told) == error.told == leaves

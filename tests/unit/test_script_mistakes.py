@@ -13,7 +13,7 @@ import torch
 from ecrm.base.errors import EcrmError
 from ecrm.config.script import Script
 from ecrm.model.determinism import prepared_torch
-from ecrm.process.calls import Calls
+from ecrm.process.calls import CallCount
 from ecrm.run import gather
 from ecrm.run import session_run as build
 from ecrm.run import this_rank as session_rank
@@ -69,7 +69,7 @@ def run(tmp_path, monkeypatch):
         script = Script(path)
         spec = RunSpec(script, script.load_config(ONE_RANK))
         stop = SimpleNamespace(received=None)
-        return _run(ThisRank(LoneTransport(), spec, stop, Calls()))
+        return _run(ThisRank(LoneTransport(), spec, stop, CallCount()))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session_rank, "_this", [])

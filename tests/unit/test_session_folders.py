@@ -7,7 +7,7 @@ import pytest
 
 from ecrm.config import load_config
 from ecrm.launch.launcher import RunFailed, judge
-from ecrm.launch.supervise import Ending
+from ecrm.launch.supervise import MpirunEnding
 from ecrm.launch.watch import Watch
 from ecrm.run.auto_resume import AUTO_RESUME, look
 from ecrm.run.session_folders import newest_session, session_folder
@@ -15,7 +15,7 @@ from ecrm.run.spec import RunSpec
 from ecrm.run.this_rank import ThisRank
 
 LAUNCH = "abc"
-ENDING = Ending(exit_code=0, stopped_by=None, launch=LAUNCH)
+ENDING = MpirunEnding(exit_code=0, stopped_by=None, launch=LAUNCH)
 
 
 def write(path, **fields):

@@ -29,7 +29,7 @@ from ecrm.run.hello import Hello, Inputs, check_inputs, check_weights, hello_of
 from ecrm.run.inputs import OF_SCRIPT
 from ecrm.run.reported import Goal, Reported
 from ecrm.run.session_progress import SessionProgress
-from ecrm.run.session_run import SummaryFields, _config
+from ecrm.run.session_run import SessionSummaryFields, _config
 from ecrm.run.spec import RunSpec
 from ecrm.run.started import Wanted
 from ecrm.run.trained_module import TrainedModule, digests_of, names_of, shapes_of
@@ -203,7 +203,7 @@ def test_the_end_of_a_run_says_how_many_steps_were_skipped_also_before_a_resume(
     replica.load(before.export())
     replica.skip()
     state = SimpleNamespace(dense=replica, hooks=Hooks(inquest=UserCode()))
-    words = SummaryFields(SimpleNamespace(step=7, state=state), 10)
+    words = SessionSummaryFields(SimpleNamespace(step=7, state=state), 10)
     assert words.of_stopped() == {"steps_skipped": 2, "slot_faults": []}
     assert words.of_summary(14, 7.0)["steps_skipped"] == 2
 
