@@ -126,12 +126,12 @@ def test_intervals_keep_the_ratio_to_the_seconds_of_a_checkpoint():
 
 # 1 TB on 100 servers that write 1 GB/s: a checkpoint takes 10 s; a server fails every 1,000,000 s,
 # one of them every 10,000 s.
-CLUSTER = model.Cluster(
+CLUSTER = model.ClusterModel(
     table_bytes=1e12, servers=100, server_mtbf_seconds=1e6, storage_bytes_per_second=1e9
 )
 
 
-MEASURED = model.Measured(
+MEASURED = model.MeasuredInputs(
     parity_cost=0.04,
     async_share=0.2,
     lost_seconds=0.5,
@@ -460,7 +460,7 @@ def test_the_kill_comes_half_an_interval_after_a_checkpoint_that_has_one_before(
 
 def test_the_models_inputs_are_medians_of_what_was_measured():
     found = model.measured_of(LINES, "embedding-heavy")
-    assert found == model.Measured(
+    assert found == model.MeasuredInputs(
         parity_cost=pytest.approx(0.03),
         async_share=pytest.approx(0.5),
         lost_seconds=pytest.approx(0.1),
