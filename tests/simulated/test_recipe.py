@@ -40,7 +40,7 @@ def alone(data: Path, *sets: str) -> tuple[str, str, dict[str, str]]:
     return "".join(found.values()), digest.hexdigest(), table_sums(session._engine, 0)
 
 
-@pytest.mark.parametrize("arch", ["native", "torchrec"])
+@pytest.mark.parametrize("arch", ["native", pytest.param("torchrec", marks=pytest.mark.drill)])
 @pytest.mark.parametrize(
     ("rows", "dense"),
     [("rowwise_adagrad", "adagrad"), ("sgd", "sgd"), ("adagrad", "sgd"), ("adam", "adam")],

@@ -34,7 +34,7 @@ from support.paths import ROOT
 from support.seeds import some_and_more
 
 
-@pytest.mark.parametrize("seeds", some_and_more(80, 350))
+@pytest.mark.parametrize("seeds", some_and_more(50, 350))
 def test_survivable_schedules_finish_with_the_oracles_bits(seeds):
     totals = run_range(seeds, "survivable", jobs=1)
     print(totals)
@@ -62,7 +62,7 @@ def test_survivable_schedules_finish_with_the_oracles_bits(seeds):
     assert totals.mix["recoveries with too many placements to compare"] < 4 * hundreds, totals
 
 
-@pytest.mark.parametrize("seeds", some_and_more(50, 200))
+@pytest.mark.parametrize("seeds", some_and_more(30, 200))
 def test_one_fault_too_many_is_refused_or_survived_but_never_wrong(seeds):
     totals = run_range(seeds, "fatal", jobs=1)
     print(totals)

@@ -59,7 +59,9 @@ sys.exit(ecrm.cli.commands.main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize(("free", "code"), [("1000", 2), ("100000", 0)])
+@pytest.mark.parametrize(
+    ("free", "code"), [("1000", 2), pytest.param("100000", 0, marks=pytest.mark.drill)]
+)
 def test_a_run_on_a_full_disk_is_told_at_its_start(tmp_path, criteo_rows, free, code):
     sets = (
         f"data.path={criteo_rows}",

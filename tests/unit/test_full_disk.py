@@ -95,7 +95,7 @@ def test_both_formats_hold_the_same(tmp_path, made):
 
 
 @pytest.mark.parametrize("form", ["safetensors", "torchrec"])
-@pytest.mark.parametrize("missing", [1, 100_000])
+@pytest.mark.parametrize("missing", [1, pytest.param(100_000, marks=pytest.mark.drill)])
 def test_export_without_room_is_one_line_and_leaves_nothing(tmp_path, made, form, missing):
     """The last byte of the file, or nearly all of it, does not fit.
 
