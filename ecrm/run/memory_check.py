@@ -33,7 +33,7 @@ def judge_memory(
     By rank: the bytes `available` on its host, and its result of `shown_gpu`. Raises UsageError if
     the memory is certain to be too small: with storage.prefault, or on a GPU, where all memory of
     the tables is taken at the start. Otherwise rows never updated need no memory. Tables in mapped
-    files are not checked. Memory taken earlier by a script is not available any more, and thereby
+    files are not checked. Shards of a rank dead by now are not counted: the heir is not known yet. Memory taken earlier by a script is not available any more, and thereby
     counted; memory taken later by the script and the workers of its data is not counted.
     """
     hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
@@ -45,7 +45,7 @@ def judge_memory(
         return ""
     needed: dict[str, int] = {}
     for rank in cluster.view.shards:
-        if rank not in on_gpu:
+        if rank in hosts and rank not in on_gpu:  # a rank that has died here takes no memory
             needed[hosts[rank]] = needed.get(hosts[rank], 0) + each
     there = {
         host: min(available[rank] for rank in available if hosts[rank] == host) for host in needed

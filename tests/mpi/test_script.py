@@ -84,6 +84,27 @@ def calm(tmp_path_factory):
     return folder / "run"
 
 
+DIES = """
+import os, signal
+from ecrm.run.this_rank import this_rank
+
+if this_rank().transport.rank == {rank}:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    "rank", [1, *(pytest.param(rank, marks=pytest.mark.drill) for rank in (0, 3))]
+)
+def test_a_rank_killed_before_its_session_costs_no_bit(tmp_path, calm, rank):
+    """A server; the rank that reports; the main trainer."""
+    done = train(tmp_path, "--run-dir", "run", first=DIES.format(rank=rank))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"! rank {rank} died in step 0 (start)" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert summary(tmp_path / "run")["model_sha256"] == summary(calm)["model_sha256"]
+
+
 NOTES_RECORDS = """
 import json, logging
 

@@ -132,3 +132,17 @@ def test_a_host_has_the_rows_that_are_not_on_a_gpu():
 
     assert warned(each, 0).startswith("once every row is trained the tables need")
     assert warned(3 * each, 0, 1) == "" == warned(3 * each, 0, 1, 2)
+
+
+def test_a_rank_dead_by_now_takes_no_memory():
+    spaces = row_spaces([Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))])
+    shape = StripeShape(3, 2, 1)
+    each = shard_bytes(spaces, shape, True)
+    about = cluster([[0], [1], [2]], shape)
+    del about.processes[1]
+    config, gpus = load_config("tiny", ["data.path=x"]), {0: None, 2: None}
+
+    def warned(free: int) -> str:
+        return judge_memory(config, about, spaces, {0: free, 2: free}, gpus)
+
+    assert warned(2 * each) == "" != warned(2 * each - 1)
