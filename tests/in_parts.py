@@ -1,4 +1,4 @@
-"""Runs `make test` in parts: what computes on all cores, then what waits, then MPI one by one.
+"""Runs `make test` in parts: what computes on all cores, then what waits, then MPI two by two.
 
 conftest.py marks tests by their folder. All arguments go to pytest in every part.
 """
@@ -29,7 +29,8 @@ PARTS = {
         *without("unit", "simulated", "mpi", "drills"),
     ],
     "tests of mpi": [
-        *("-m", "not parallel and not waiting and not drill"),
+        # Two files at once: ranks wait for one another more than they compute.
+        *("-n", "2", "--dist", "loadfile", "-m", "not parallel and not waiting and not drill"),
         *without("unit", "simulated", "processes", "drills"),
     ],
 }

@@ -20,7 +20,7 @@ ON_GPU = {
 SAID = {
     "memory": "its GPU has no memory left: CUDA out of memory. Tried to allocate",
     "lost": "its GPU is lost: CUDA error: an imitated GPU has fallen off the bus",
-    "hang": "its GPU has not done for 1 s what it was given (cluster.gpu_hang_seconds): it hangs, "
+    "hang": "its GPU has not done for 2 s what it was given (cluster.gpu_hang_seconds): it hangs, "
     "or is busy for longer, which needs a larger cluster.gpu_hang_seconds",
 }
 
@@ -30,7 +30,7 @@ def run_with_fault(
 ) -> Run:
     """A run in which the GPU of a rank fails. It ends well, and one line says what happened."""
     rank = fault.partition("@")[0]
-    sets = {**ON_GPU, "cluster.gpu_hang_seconds": 1.0, "testing.gpu_fault": f"{fault}:{kind}"}
+    sets = {**ON_GPU, "cluster.gpu_hang_seconds": 2.0, "testing.gpu_fault": f"{fault}:{kind}"}
     run = launch(folder, data, {**sets, **(more or {})})
     assert run.code == 0, run.output
     said = [line for line in run.output.splitlines() if ": its GPU " in line]
