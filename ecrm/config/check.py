@@ -71,10 +71,16 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+GONE = {"storage.backend": "rows have one store, with the bits of every value of the key"}
+"""Keys of earlier versions, with the reason why a config needs none of them."""
+
+
 def unknown_key(name: str) -> str | None:
     """The problem with the name of a key, with the nearest right name; None if the key exists."""
     if name in KEYS:
         return None
+    if name in GONE:
+        return f"{name}: no key any more, leave the key out: {GONE[name]}"
     if name in SECTIONS:
         return f"{name} is a section, not a key; it has {_keys_of(name)}"
     nearest = max(KEYS, key=lambda other: _likeness(name, other))

@@ -6,7 +6,6 @@ Imports no torch.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ecrm.base.errors import EcrmError, UsageError
+from ecrm.base.requirements import require_torchrec
 from ecrm.base.wording import counted
 from ecrm.checkpoint import compatibility
 from ecrm.checkpoint.compatibility import (
@@ -48,7 +48,7 @@ def plan(config: Config, kills: Sequence[Kill] = (), data_began: int = 0) -> int
     Raises UsageError for a missing dataset, a dataset too small or unfit for the config, a kill
     with a rank or step outside the run, or without TorchRec; DataError for a damaged dataset.
     """
-    check_torchrec()
+    require_torchrec()
     data = describe(config.data.path, config.data.eval_fraction)
     check_data(config, data)
     steps = _steps(config, data.train_rows, data_began)
@@ -78,16 +78,6 @@ def _steps(config: Config, train_rows: int, data_began: int) -> int:
             otherwise="more",
         )
     return steps
-
-
-def check_torchrec() -> None:
-    """Raise UsageError unless TorchRec is installed, which has the model of a config."""
-    if importlib.util.find_spec("torchrec") is None:
-        raise UsageError(
-            "the model of a config needs torchrec, which is not installed",
-            otherwise="type pip install 'ecrm[torchrec]' "
-            "and then pip install --no-deps torchrec==1.8.0",
-        )
 
 
 @dataclass(frozen=True)

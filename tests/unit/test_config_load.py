@@ -129,6 +129,10 @@ def test_failures_survived_is_m_under_erasure_and_nothing_without():
 @pytest.mark.parametrize(
     ("override", "said"),
     [
+        (
+            "storage.backend=native",
+            "storage.backend: no key any more, leave the key out: rows have one store",
+        ),
         ("train.lr=1", "train.lr: no such key; did you mean train.sparse_lr?"),
         (
             "train.embedding_dim=8",

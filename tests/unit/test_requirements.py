@@ -86,6 +86,13 @@ def test_the_doctor_says_whether_sessions_can_run(monkeypatch):
     assert said.startswith("ecrm.Session cannot run: ") and said.endswith(TORCHREC)
 
 
+def test_a_config_without_torchrec_is_refused_with_the_same_command(monkeypatch, capsys):
+    without(monkeypatch, "torchrec")
+    assert main(["launch", "tiny", "--dry-run", "--set", "data.path=absent"]) == 2
+    said = f"ecrm: error: TorchRec is not installed: type {TORCHREC}\n"
+    assert capsys.readouterr().err == said
+
+
 @pytest.mark.parametrize(
     "torch, fbgemm, wanted",
     [("2.11.0+cu130", "1.8.0", "1.6"), ("2.14.1", "1.8.0", "1.9"), ("2.8.0+cpu", "1.9.0", "1.3")],
