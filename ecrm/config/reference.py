@@ -20,7 +20,6 @@ class Key:
     `wanted` is the key's type or range, `default` is None if the key is required.
     """
 
-    section: str
     name: str
     rule: Rule
     wanted: str
@@ -33,7 +32,7 @@ def keys_of(section: str) -> Iterator[Key]:
         rule: Rule = field.metadata["rule"]
         wanted = rule.wanted() or TYPE_WORDS[TYPES[section][field.name]]
         default = None if field.default is REQUIRED else show(field.default)
-        yield Key(section, field.name, rule, wanted, default)
+        yield Key(field.name, rule, wanted, default)
 
 
 def reference() -> str:

@@ -55,20 +55,6 @@ class Histogram:
         """Count finite scores [N] with their labels, 0 or 1 [N]."""
         np.add.at(self._counts, bins_of(scores) + labels.astype(np.int64) * AUC_BINS, 1)
 
-    def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of nonzero counts, and the counts, int64 each."""
-        places = np.flatnonzero(self._counts)
-        return places, self._counts[places]
-
-    def merge(self, places: np.ndarray, counts: np.ndarray) -> None:
-        """Add the exported counts of another histogram."""
-        self._counts[places] += counts
-
-    @property
-    def samples(self) -> int:
-        """The number of counted samples."""
-        return int(self._counts.sum())
-
     @property
     def positives(self) -> int:
         """The number of counted samples with label 1."""

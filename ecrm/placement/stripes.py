@@ -54,13 +54,8 @@ class StripeShape:
         """Shards of all units of a stripe with the residue, in unit order."""
         return [self.shard_of_unit(residue, unit) for unit in range(self.width)]
 
-    def share_a_stripe(self, a: int, b: int) -> bool:
-        """Whether some stripe has units on the two shards: one rank should not host the two."""
-        distance = (a - b) % self.shards
-        return min(distance, self.shards - distance) < self.width
-
     def sharing_a_stripe(self, shard: int) -> set[int]:
-        """The other shards sharing a stripe with `shard`."""
+        """The other shards sharing a stripe with `shard`: one rank should not host two of them."""
         near = range(1, self.width)
         return {(shard + step) % self.shards for step in near} | {
             (shard - step) % self.shards for step in near

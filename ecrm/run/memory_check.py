@@ -32,9 +32,11 @@ def judge_memory(
 
     By rank: the bytes `available` on its host, and its result of `shown_gpu`. Raises UsageError if
     the memory is certain to be too small: with storage.prefault, or on a GPU, where all memory of
-    the tables is taken at the start. Otherwise rows never updated need no memory. Tables in mapped
-    files are not checked. Shards of a rank dead by now are not counted: the heir is not known yet. Memory taken earlier by a script is not available any more, and thereby
-    counted; memory taken later by the script and the workers of its data is not counted.
+    the tables is taken at the start. Otherwise rows never updated need no memory.
+
+    Not counted: tables in mapped files, shards of a rank dead by now, for the heir is not known
+    yet, and memory taken later by the script and the workers of its data. Memory taken earlier by
+    a script is not available any more, and thereby counted.
     """
     hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
     each = shard_bytes(spaces, cluster.protection.shape, cluster.rows_on_gpu)

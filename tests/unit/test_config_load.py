@@ -143,7 +143,6 @@ def test_failures_survived_is_m_under_erasure_and_nothing_without():
         ("clutser.spares=8", "clutser.spares: no such key; did you mean cluster.spares?"),
         ("modle.qqq=8", "modle.qqq: no section [modle]; did you mean [model]?"),
         ("qqq.zzz=8", "qqq.zzz: no section [qqq]; the sections are data, model, train,"),
-        ("storage.backend=native", "storage.backend: no such key; did you mean kernels.backend?"),
         ("data.zzz=8", "data.zzz: no such key; [data] has path, eval_fraction"),
         ("train=8", "train is a section, not a key; it has global_batch, slots,"),
         ("train.seed", "--set train.seed: must look like section.key=value"),

@@ -67,18 +67,6 @@ def test_bins_ascend_with_the_score():
     assert (wide[normal] <= np.abs(scores[first][normal].astype(float)) * 2**-11).all()
 
 
-def test_histograms_merge_in_any_order_and_grouping():
-    labels, logits = drawn(30_000)
-    whole = counted((labels, logits))
-    parts = [counted((labels[part::3], logits[part::3])) for part in range(3)]
-    for order in ((0, 1, 2), (2, 0, 1)):
-        merged = Histogram()
-        for part in order:
-            merged.merge(*parts[part].export())
-        assert merged.auc() == whole.auc()
-        assert (merged.samples, merged.positives) == (30_000, int(labels.sum()))
-
-
 def test_what_has_no_answer_is_none_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

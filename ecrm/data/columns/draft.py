@@ -33,7 +33,6 @@ _IDS = re.compile(
     r"(^|[_ .])(id|ids|code|zip|cat|category|type|key|hash)(\d*)([_ .]|$)|Id$|:token", re.I
 )
 _HELD_OUT = ("test", "valid", "val", "validation", "eval", "dev", "holdout", "held_out")
-_TRAIN = ("train", "training")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 

@@ -146,11 +146,6 @@ class ShardFile:
             self._words[f"length{slot}"] = 0
         self._flush_words()
 
-    def start_at(self, step: int) -> None:
-        """Take the present rows, of any origin, as commit `step`, without a way back."""
-        self.prepare(step)
-        self.commit(step)
-
     def _slot_of(self, step: int) -> int:
         return 0 if self._words["base0"] == step else 1
 
