@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ecrm.placement.view import View
 from ecrm.transport.base import Transport
-from ecrm.transport.message import Received, tensors
+from ecrm.transport.message import Received, json_part, of_json_part, tensors
 
 _DOING = "others told of their state"
 
@@ -87,8 +85,8 @@ class Ledger:
             ]
         )
         texts = [by_rank.get(mine, "") for by_rank in (self.why, self.refusals, self.findings)]
-        words = json.dumps([self.noticed, *texts])
-        shared = transport.share([numbers, _to_bytes(words), *self.told.get(mine, ())])
+        words = json_part([self.noticed, *texts])
+        shared = transport.share([numbers, words, *self.told.get(mine, ())])
         transport.barrier(_DOING)  # until then, survivors may hold different ledgers
         heard = {rank: _said(parts) for rank, parts in sorted(shared.items())}
         epochs = {rank: numbers_said[-1] for rank, (numbers_said, *_) in heard.items()}
@@ -96,7 +94,7 @@ class Ledger:
         said = []
         for rank, (numbers_said, reasons, told) in heard.items():
             commits, begun, asks, state_lost, holds, replays, futile, _ = numbers_said
-            noticed, *texts = json.loads(reasons)
+            noticed, *texts = reasons
             why, refusal, found = ({rank: text} if text else {} for text in texts)
             said.append(
                 Ledger(
@@ -149,20 +147,11 @@ class Ledger:
             return self.view
         first = min(rank for rank, epoch in epochs.items() if epoch == newest)
         text = self.view.to_json() if transport.rank == first else ""
-        shared = transport.share([_to_bytes(text)])
+        shared = transport.share([json_part(text)])
         transport.barrier(_DOING)
-        return View.from_json(_from_bytes(tensors(shared[first])[0]))
+        return View.from_json(of_json_part(shared[first][0]))
 
 
-def _said(parts: Sequence[Received]) -> tuple[list[int], str, Sequence[Received]]:
+def _said(parts: Sequence[Received]) -> tuple[list[int], list[Any], Sequence[Received]]:
     """The parts shared by a rank: numbers, words, and requests of slots."""
-    numbers, words = tensors(parts[:2])
-    return numbers.tolist(), _from_bytes(words), parts[2:]
-
-
-def _to_bytes(text: str) -> Tensor:
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)
-
-
-def _from_bytes(data: Tensor) -> str:
-    return bytes(data.tolist()).decode()
+    return tensors(parts[:1])[0].tolist(), of_json_part(parts[1]), parts[2:]

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ecrm.transport.base import Transport
-from ecrm.transport.message import tensors
 
 MEMORY_KINDS = ("data", "parity", "undo", "dense")
 
@@ -33,10 +30,9 @@ def gather_memory(transport: Transport, shards: int, held: Sequence[int]) -> Mem
 
     Raises PeerFailure as transport calls do.
     """
-    shared = transport.share([torch.tensor((shards, *held))])
     names = ("shards", *MEMORY_KINDS)
     per_rank = [
-        {"rank": rank, **dict(zip(names, tensors(parts)[0].tolist(), strict=True))}
-        for rank, parts in shared.items()
+        {"rank": rank, **dict(zip(names, counts, strict=True))}
+        for rank, counts in transport.gather([shards, *held]).items()
     ]
     return Memory({name: sum(rank[name] for rank in per_rank) for name in MEMORY_KINDS}, per_rank)

@@ -67,8 +67,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-import torch
-
 from ecrm.base.errors import (
     ChangedDataError,
     DataError,
@@ -97,7 +95,6 @@ from ecrm.engine.step_replay import StepReplay
 from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_recovery
 from ecrm.transport.base import PeerFailure, Revoked
-from ecrm.transport.message import tensors
 
 REFUSALS = {
     kind.__name__: kind
@@ -440,8 +437,7 @@ class Recovery:
         state.take_loaded(loaded)
         over, ends = (False, -1) if state.dense is None else (state.dense.over, state.dense.ends_at)
         # only dense holders have loaded the end of training: tell all ranks
-        said = state.transport.share([torch.tensor([over, ends])])
-        known = [tensors(of)[0].tolist() for of in said.values()]
+        known = state.transport.gather([over, ends]).values()
         self.over_at = state.step if any(over for over, _ in known) else -1
         self.ends_at = max(self.ends_at, *(ends for _, ends in known))
         # the loaded step is past the end already: no later step would notice

@@ -13,7 +13,7 @@ from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection
 from ecrm.protection.context import ProtectionContext
-from ecrm.transport.message import Part, tensors
+from ecrm.transport.message import Part
 from ecrm.transport.piggyback import exchange_rounds
 
 WINDOW_BYTES = 1 << 22
@@ -59,8 +59,7 @@ class Reshape:
                 changes = place(received, self.hosted)
                 exchange_rounds(transport, self.protection.protect(changes, self.view))
                 self.protection.committed()
-        moved = transport.share([torch.tensor([self.moved_bytes])])
-        self.moved_bytes = sum(int(tensors(parts)[0]) for parts in moved.values())
+        self.moved_bytes = sum(transport.gather(self.moved_bytes).values())
 
     def _outgoing(self, space: int, window: Tensor) -> dict[int, list[Part]]:
         """Messages of (new shard, space), new local rows, records, of a window of every shard."""

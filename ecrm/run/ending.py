@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from ecrm.base.console import say
@@ -34,7 +33,6 @@ from ecrm.run.summary import (
 )
 from ecrm.run.traffic import Traffic
 from ecrm.run.traffic import gather as gather_traffic
-from ecrm.transport.message import tensors
 
 
 @dataclass(frozen=True)
@@ -214,10 +212,9 @@ class Ending:
         `mine` has the memory held and the peak of this rank, in bytes.
         """
         view = self._engine.view
-        shared = self._engine.state.transport.share([torch.tensor(mine)])
+        held = self._engine.state.transport.gather(mine)
         for entry in memory.per_rank:
-            held = tensors(shared[entry["rank"]])[0]
-            entry["resident"], entry["resident_peak"] = held.tolist()
+            entry["resident"], entry["resident_peak"] = held[entry["rank"]]
             entry["unused_spare"] = entry["rank"] in view.spares and entry["rank"] not in view.dense
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from ecrm.base.errors import EcrmError, UsageError
 from ecrm.engine.failures import FailureLog
 from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import tensors
+from ecrm.transport.message import json_part, of_json_part, tensors
 
 
 def share_at_start(
@@ -51,9 +50,8 @@ def gather(transport: Transport, action: Callable[[], Any]) -> dict[int, Any]:
         where = f"{problem.filename}: {problem.strerror}"
         error = UsageError(str(problem) if problem.filename is None else where)
     mine = {"value": result} if error is None else {"error": [error.exit_code, str(error)]}
-    text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
-    shared = share_at_start(transport, [text])
-    said = {rank: json.loads(text.numpy().tobytes()) for rank, (text,) in shared.items()}
+    shared = share_at_start(transport, [json_part(mine)])
+    said = {rank: of_json_part(part) for rank, (part,) in shared.items()}
     for rank in sorted(said):
         if "error" in said[rank]:
             raise EcrmError.of_rank(rank, *said[rank]["error"])

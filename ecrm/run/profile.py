@@ -8,17 +8,14 @@ prints a table, and writes a trace for chrome://tracing and ui.perfetto.dev.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from ecrm.transport.base import Transport, WrappedTransport
-from ecrm.transport.message import Part, Received, tensors
+from ecrm.transport.message import Part, Received, json_part, of_json_part
 
 TRACED_SPANS = 20_000
 """The most spans of each rank in the trace, the last spans; the table counts all spans."""
@@ -89,16 +86,14 @@ class Profile:
             step = self._open[2]
         self._spans.append((f"transport.{name}", since, now, step))
 
-    def to_tensor(self) -> torch.Tensor:
-        """The whole profile as JSON text, uint8; times since the epoch."""
+    def to_json(self) -> dict[str, Any]:
+        """The whole profile, of kinds that JSON has; times since the epoch."""
         offset = time.time() - time.perf_counter()
         sums = {name: [s.count, s.seconds, s.waiting, s.sent] for name, s in self.sums.items()}
         spans = [
             (name, begin + offset, end - begin, step) for name, begin, end, step in self._spans
         ]
-        return torch.tensor(
-            list(json.dumps({"sums": sums, "spans": spans}).encode()), dtype=torch.uint8
-        )
+        return {"sums": sums, "spans": spans}
 
 
 class ProfiledTransport(WrappedTransport):
@@ -138,10 +133,10 @@ def gather(profile: Profile, transport: Transport, to: int) -> dict[int, dict[st
 
     Raises PeerFailure like every transport call.
     """
-    received = transport.exchange({to: [profile.to_tensor()]})
+    received = transport.exchange({to: [json_part(profile.to_json())]})
     if transport.rank != to:
         return None
-    return {rank: json.loads(bytes(tensors(parts)[0].tolist())) for rank, parts in received.items()}
+    return {rank: of_json_part(part) for rank, (part,) in received.items()}
 
 
 def table(profiles: Mapping[int, Mapping[str, Any]], steps: int) -> str:

@@ -65,18 +65,16 @@ single commit apart, and `recover` must bring the rank that is behind to the new
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ecrm.base.allocate import lazy_zeros
 from ecrm.device.pulse import Pulse
-from ecrm.transport.message import Part, Received, tensors
+from ecrm.transport.message import Part, Received, json_part, of_json_part
 from ecrm.transport.shared_memory import SharedMemory
 
 WORD_BITS = 13
@@ -171,14 +169,10 @@ class Transport(ABC):
         all ranks agree behind it: a rank that returns knows that every other rank has sent its
         value, and PeerFailure says that a rank died while `doing`.
         """
-        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        shared = self.share([text])
+        shared = self.share([json_part(value)])
         if doing:
             self.barrier(doing)
-        return {
-            rank: json.loads(tensors(parts)[0].numpy().tobytes())
-            for rank, parts in sorted(shared.items())
-        }
+        return {rank: of_json_part(part) for rank, (part,) in sorted(shared.items())}
 
     def agree(self, flag: bool) -> bool:
         """Return on every rank whether all live ranks called with True.

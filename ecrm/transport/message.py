@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -51,6 +52,16 @@ Received = Tensor | Picked | Head
 A `Picked` arrives only if a `Picked` was sent; the receiver reads such a part by `matrix` or
 `gathered`.
 """
+
+
+def json_part(value: Any) -> Tensor:
+    """A value, of a kind that JSON has, as a part of a message, uint8 [N]."""
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def of_json_part(part: Received) -> Any:
+    """The value of a received `json_part`."""
+    return json.loads(tensors([part])[0].numpy().tobytes())
 
 
 def tensors(parts: Sequence[Received]) -> list[Tensor]:
