@@ -358,6 +358,7 @@ class Checkpoints:
                 self._not_finite(part.step, wrong)
             return
         engine.enter("manifest")
+        # the reporter alone has a part with dense parameters, and learns the names of the entries
         base, reports = self._adds_to, part.dense is not None
         manifest = Manifest(
             step=part.step,

@@ -17,6 +17,7 @@ from ecrm.checkpoint.folder import locate
 from ecrm.checkpoint.manifest import as_a_run_writes
 from ecrm.checkpoint.trained import Trained
 from ecrm.config.schema import Config
+from ecrm.protection.kinds import WITH_PARITY
 from ecrm.protection.mapped_files.file_access import open_file, read_words
 
 FOLDER = "mapped"
@@ -36,7 +37,7 @@ def folder_to_go_on(config: Config, trained: Trained, steps: int, resume: Path) 
     if folder is None:
         ways_out = []
         with contextlib.suppress(EcrmError):
-            ways_out = [{"protection.name": "erasure"}] if locate(resume)[0] else []
+            ways_out = [WITH_PARITY] if locate(resume)[0] else []
         raise UsageError(
             f"--resume {resume}: holds no mapped files; "
             "name the run folder or mapped.path of a run with protection.name=mapped",

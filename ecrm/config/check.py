@@ -16,6 +16,7 @@ from typing import Any
 from ecrm.base.errors import Problem
 from ecrm.config.faults import parse_flip, parse_gpu_fault
 from ecrm.config.schema import MAX_RANKS, REQUIRED, SECTIONS, Config, ModelConfig, Rule
+from ecrm.protection.kinds import WITH_PARITY
 
 TYPES: dict[str, dict[str, Any]] = {
     name: typing.get_type_hints(section) for name, section in SECTIONS.items()
@@ -267,7 +268,7 @@ def _problems_of_redundancy(config: Config) -> list[Problem]:
             _problem(
                 f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, "
                 f"but protection.name is {protection.name}, which keeps no parity to compare with",
-                {"protection.name": "erasure"},
+                WITH_PARITY,
                 {"protection.scrub_rows_per_step": 0},
             )
         )
@@ -323,7 +324,7 @@ def _problems_of_what_is_kept(config: Config) -> list[Problem]:
                 f"{protection.name}: a run that goes on from mapped files does not know which "
                 "evaluation was the best",
                 {"checkpoint.keep_best": "none"},
-                {"protection.name": "erasure"},
+                WITH_PARITY,
             )
         )
     return problems
@@ -402,7 +403,7 @@ def _problems_of_device(config: Config) -> list[Problem]:
         problems.append(
             _problem(
                 f"{said}, but protection.name is {config.protection.name}: rows are in files",
-                {"protection.name": "erasure"},
+                WITH_PARITY,
                 on_cpu,
             )
         )

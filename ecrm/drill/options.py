@@ -11,6 +11,7 @@ from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.config import Config
 from ecrm.config.faults import Kill, parse_kill
+from ecrm.protection.kinds import WITH_PARITY
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int | None
     if config.failures_survived == 0 and not config.kind.rolls_back and not config.checkpoints:
         raise UsageError(
             f"--mtbf: protection.name is {config.protection.name}, no rank may die",
-            {"protection.name": "erasure"},
+            WITH_PARITY,
         )
     if wanted.count is not None and wanted.count >= config.world_size:
         raise UsageError(

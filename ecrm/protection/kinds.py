@@ -198,6 +198,9 @@ class _Mapped(_Nothing):
     rows_in_files = True
 
 
+WITH_PARITY = {"protection.name": "erasure"}
+"""The way out for a run whose protection cannot do what the run asks for."""
+
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (

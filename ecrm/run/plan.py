@@ -30,6 +30,7 @@ from ecrm.checkpoint.trained import Trained
 from ecrm.config import Config
 from ecrm.config.faults import Kill, check_kills
 from ecrm.data.described import describe
+from ecrm.protection.kinds import WITH_PARITY
 from ecrm.run.auto_resume import about
 from ecrm.run.check_data import check_data
 
@@ -198,7 +199,7 @@ def _begin(config: Config, trained: Trained, kills: Sequence[Kill], init_from: P
         raise UsageError(
             f"--init-from: with protection.name={config.protection.name} "
             "a run cannot begin with the weights of another",
-            {"protection.name": "erasure"},
+            WITH_PARITY,
         )
     newest = locate(init_from)[0][0]
     with as_a_run_writes(newest.path):
