@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from decimal import Decimal
 from fnmatch import fnmatch
 
 import numpy as np
@@ -23,6 +24,8 @@ from ecrm.data.columns import text_lines
 from ecrm.data.columns.draft import draft
 from ecrm.data.columns.prepare import prepare_table
 from ecrm.data.columns.text_hash import hashed_rows, text_hash, text_hashes
+from ecrm.data.columns.times import read_times
+from ecrm.data.columns.values import WrongType, texts
 from ecrm.run.files import TABLE
 from support.columns import CSV, SMALL, prepared_small, read_back, row_of, schema_of
 
@@ -247,23 +250,62 @@ w = { kind = "weights" }
 
 
 def test_numbers_and_texts_of_an_id_are_one_value(tmp_path):
-    found = []
-    for number, column in enumerate(
-        (
-            pyarrow.array([2**64 - 1, 7], pyarrow.uint64()),
-            pyarrow.array([str(2**64 - 1), "7"]),
-            pyarrow.array([str(2**64 - 1), "7"], pyarrow.large_string()),
-            pyarrow.array([b"%d" % (2**64 - 1), b"7"]),
-        )
-    ):
-        rows = pyarrow.table({"y": [0, 1], "id": column})
-        pyarrow.parquet.write_table(rows, tmp_path / f"rows{number}")
-        text = '[columns]\ny = { kind = "label" }\nid = { kind = "categorical", rows = 1000 }\n'
-        schema = schema_of(tmp_path, text)
-        out = tmp_path / f"out{number}"
-        prepare_table([str(tmp_path / f"rows{number}")], str(out), schema)
-        found.append(read_back(out)["ids.bin"].tolist())
-    assert found == [[[row_of(str(2**64 - 1), 1000)], [row_of("7", 1000)]]] * 4
+    big = 2**53
+    columns = (
+        pyarrow.array([big, 7], pyarrow.uint64()),
+        pyarrow.array([float(big), 7.0]),
+        pyarrow.array([float(big), 7.0], pyarrow.float32()),
+        pyarrow.array([Decimal(big), Decimal("7.00")], pyarrow.decimal128(20, 2)),
+        pyarrow.array([str(big), "7"]),
+        pyarrow.array([f"{big}.", "7.0"]),
+        pyarrow.array([str(big), "7"], pyarrow.large_string()),
+        pyarrow.array([b"%d.00" % big, b"7"]),
+    )
+    paths = [tmp_path / f"rows{number}" for number in range(len(columns))]
+    for path, column in zip(paths, columns):
+        lists = pyarrow.ListArray.from_arrays([0, 1, 2], column)
+        rows = {"y": column.slice(1).take([0, 0]), "id": column, "ids": lists}
+        pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    paths.append(tmp_path / "rows.csv")
+    paths[-1].write_text(f"y,id,ids\n7.0,{big}.0,{big}\n7,7,7.0\n")
+    schema = schema_of(
+        tmp_path,
+        """[columns]
+y = { kind = "label", equals = "7.0" }
+id = { kind = "categorical", rows = 1000 }
+ids = { kind = "multi_hot", vocabulary = true, separator = "|" }
+""",
+    )
+    prepare_table(list(map(str, paths)), str(tmp_path / "out"), schema)
+    found = read_back(tmp_path / "out")
+    times = len(paths)
+    assert found["ids.bin"].ravel().tolist() == [row_of(str(big), 1000), row_of("7", 1000)] * times
+    assert found["feature-1-ids.bin"].tolist() == [1, 2] * times
+    assert found["labels.bin"].tolist() == [1, 1] * times
+    assert (tmp_path / "out" / "vocabulary-1.jsonl").read_text() == f'"{big}"\n"7"\n'
+
+
+TEXTS = [
+    (np.uint64(2**64 - 1), str(2**64 - 1)),
+    ("v1.0", "v1.0"),
+    ("05.0", "05.0"),
+    ("1.5", "1.5"),
+    ("1.0.0", "1.0.0"),
+    ("-3.", "-3"),
+    (Decimal("-0.00"), "0"),
+    (datetime.datetime(2024, 1, 1, 5, 0, 0, 120_000), "2024-01-01 05:00:00.12"),
+    (datetime.datetime(2024, 1, 1), "2024-01-01 00:00:00"),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), TEXTS)
+def test_a_point_in_an_id_is_dropped_from_whole_numbers_alone(value, text):
+    assert texts(pyarrow.array([None, value]).slice(1))[0].to_pylist() == [text]
+
+
+def test_a_number_with_a_fraction_is_no_id():
+    for value in (2.5, Decimal("2.50")):
+        assert [row for row, _ in texts(pyarrow.array([1, value, None]))[1]] == [1]
 
 
 LABELS = [
@@ -328,6 +370,105 @@ def test_rows_are_in_the_order_of_time(tmp_path, kind):
     assert read_back(tmp_path / "out")["order.bin"].tolist() == [1, 2, 0]
 
 
+MOMENTS = [datetime.datetime(2024, 1, 1, 12), datetime.datetime(2024, 1, 3, 12)]
+BERLIN = ["2024-01-01 13:00:00+01:00", "2024-01-03T13:00:00.000000+0100"]
+NOON = 1_704_110_400  # the first of MOMENTS in seconds since 1970
+
+
+def stamps(unit, zone=None):
+    """MOMENTS in a type of Arrow."""
+    return pyarrow.array(MOMENTS).cast(pyarrow.timestamp(unit, zone), safe=False)
+
+
+DATED = {
+    "s": stamps("s"),
+    "ms": stamps("ms", "UTC"),
+    "us": stamps("us", "Europe/Berlin"),
+    "ns": stamps("ns"),
+    "date64": pyarrow.array([datetime.date(2024, 1, 2)] * 2, pyarrow.date64()),
+    "texts": pyarrow.array(["2024-01-01 12:00:00.000000001", "2024-01-03T12:00"]),
+    "zoned": pyarrow.array(BERLIN),
+    "dictionary": pyarrow.array(BERLIN).dictionary_encode(),
+    "numbers": pyarrow.array([NOON + 0.5, NOON + 2 * 86_400]),
+    "decimals": pyarrow.array([Decimal(NOON) + Decimal("0.25"), Decimal(NOON)]),
+    "texts of numbers": pyarrow.array([f"{NOON}.125", str(NOON)]),
+}
+
+
+def test_dates_of_all_types_have_one_order_over_files(tmp_path):
+    """Only numbers need the unit; the order is that of the seconds since 1970."""
+    seconds: list[float] = []
+    for name, column in DATED.items():
+        days = [0, 2] if name not in ("decimals", "texts of numbers", "date64") else [0, 0]
+        extra = {"numbers": 0.5, "decimals": 0.25, "texts of numbers": 0.125, "texts": 1e-9}
+        seconds += [days[0] * 86_400 + extra.get(name, 0), days[1] * 86_400]
+        if name == "date64":
+            seconds[-2:] = [43_200, 43_200]
+        rows = pyarrow.table({"t": column, "y": [1, 0], "id": [1, 2]})
+        pyarrow.parquet.write_table(rows, tmp_path / name)
+    text = '[columns]\nt = { kind = "time", unit = "s" }\ny = { kind = "label" }\n'
+    schema = schema_of(tmp_path, text + 'id = { kind = "categorical", rows = 9 }\n')
+    paths = [str(tmp_path / name) for name in DATED]
+    prepare_table(paths, str(tmp_path / "out"), schema)
+    found = read_back(tmp_path / "out")["order.bin"].tolist()
+    assert found == sorted(range(len(seconds)), key=seconds.__getitem__)
+    without = schema_of(tmp_path, text.replace(', unit = "s"', "") + schema_ids)
+    prepare_table(paths[:8], str(tmp_path / "dates"), without)
+    with pytest.raises(DataError) as caught:
+        prepare_table(paths, str(tmp_path / "other"), without)
+    assert str(caught.value) == (
+        f"{tmp_path}/numbers: column 't' holds double, and a column of kind time needs dates as in "
+        'the rows before, or unit = "s", "ms", "us" or "ns" to read the numbers as dates: correct '
+        "the file, or the kind in the schema"
+    )
+
+
+schema_ids = 'id = { kind = "categorical", rows = 9 }\n'
+
+
+def test_numbers_among_dates_of_a_text_file_are_malformed(tmp_path):
+    schema = '[columns]\nt = { kind = "time" }\ny = { kind = "label" }\n' + schema_ids
+    text = "t,y,id\n,1,1\n2024-01-02,1,1\n20240103,1,1\n2024-01-01,1,1\n"
+    out = prepared_small(tmp_path, text, schema, max_malformed=0.5)
+    assert read_back(out)["order.bin"].tolist() == [1, 0]
+    assert (out / "malformed.txt").read_text().splitlines() == [
+        f"{tmp_path}/rows.csv:2: t is missing",
+        f"{tmp_path}/rows.csv:4: t is a number, and the times before are dates",
+    ]
+    (tmp_path / "numbers.csv").write_text("t,y,id\n1,1,1\n2,1,1\n")
+    (tmp_path / "rows.csv").write_text("t,y,id\n2024-01-02,1,1\n")
+    files = [str(tmp_path / name) for name in ("rows.csv", "numbers.csv")]
+    with pytest.raises(DataError, match=r'numbers.csv: 2 of 2 .*; type unit = "s", "ms", "us" or'):
+        prepare_table(files, str(tmp_path / "other"), schema_of(tmp_path, schema))
+    dated = schema_of(tmp_path, schema.replace('"time"', '"time", unit = "ms"'))
+    prepare_table(files, str(tmp_path / "other"), dated)
+    assert read_back(tmp_path / "other")["order.bin"].tolist() == [1, 2, 0]
+
+
+UNITS = [("s", 86_400), ("ms", 86_400_000), ("us", 86_400 * 10**6), ("ns", 86_400 * 10**9)]
+
+
+@pytest.mark.parametrize(("unit", "day"), UNITS)
+def test_numbers_of_a_unit_are_dates(unit, day):
+    times, bad = read_times(pyarrow.array([day, None, -1]), unit=unit)
+    assert not bad and not times.numbers.any()
+    assert times.whole[0] == 86_400 * 10**6 and times.missing.tolist() == [False, True, False]
+    assert times.whole[2] + times.part[2] == pytest.approx(-86_400 * 10**6 / day, abs=1e-9)
+
+
+def test_times_beyond_the_range_are_malformed():
+    far = [1e300, math.inf, 5.5, -(2.0**62)]
+    times, bad = read_times(pyarrow.array(far))
+    assert [row for row, _ in bad] == [0, 1] and times.whole.tolist() == [0, 0, 5, -(2**62)]
+    assert [row for row, _ in read_times(pyarrow.array([2**62, 5]), unit="s")[1]] == [0]
+    exact = 1_704_110_400_123_456_789
+    for column in ([str(exact), "5.5"], [exact, 5], [Decimal(exact), Decimal("5.5")]):
+        times, bad = read_times(pyarrow.array(column), unit="ns")
+        assert not bad and times.whole[0] == exact // 1000 and round(times.part[0] * 1000) == 789
+    with pytest.raises(WrongType, match="numbers, dates, or texts of dates"):
+        read_times(pyarrow.array([True]))
+
+
 def test_a_format_of_time_and_times_that_are_none(tmp_path):
     schema = """[columns]
 t = { kind = "time", format = "%d-%b-%Y" }
@@ -358,6 +499,9 @@ def test_a_split_column_decides_and_time_orders_inside(tmp_path):
     named = (out / "malformed.txt").read_text()
     assert "rows.csv:6: part is 'other', in neither train nor held_out\n" in named
     assert "rows.csv:7: part is missing\n" in named
+    numbers = SPLIT.replace("train", "1.0").replace("1.0 =", "train =").replace("test", "2")
+    out = prepared_small(tmp_path, "part,t,y,id\n2.0,1,1,1\n1,9,1,1\n", numbers, force=True)
+    assert read_back(out)["order.bin"].tolist() == [1, 0]
     with pytest.raises(DataError, match="every row is held out: column 'part' has no value of"):
         prepared_small(tmp_path, "part,t,y,id\ntest,1,1,1\n", SPLIT, force=True)
 

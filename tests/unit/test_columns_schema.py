@@ -1,8 +1,10 @@
 """Schema files: every mistake is one line, and drafts that can be prepared."""
 
+import datetime
 import json
 import subprocess
 import sys
+import tomllib
 
 import pyarrow
 import pyarrow.ipc
@@ -285,6 +287,50 @@ def test_doubled_names_are_refused_by_a_draft(tmp_path, form):
         path.write_text("y,id,id\n0,1,2\n")
     with pytest.raises(DataError, match="rows: several columns have the name 'id'"):
         draft([str(path)])
+
+
+def test_a_draft_takes_other_types_of_the_same_columns(tmp_path):
+    """Dates of other units and zones, and ids as numbers and texts, as `prepare table` does."""
+    moment = datetime.datetime(2024, 1, 1)
+    stamp = pyarrow.timestamp
+    first = {
+        "visited_at": pyarrow.array([moment, None], stamp("s")),
+        "seen_at": pyarrow.array([moment, None], stamp("ns", "Europe/Berlin")),
+        "id": pyarrow.array([1.0, None]),
+        "click": pyarrow.array([True, False]),
+        "color": pyarrow.array(["red", "blue"]).dictionary_encode(),
+        "tags": pyarrow.array([["a"], ["b"]]),
+    }
+    second = {
+        "visited_at": pyarrow.array([moment.date(), None]),
+        "seen_at": pyarrow.array([1_704_067_200, 5]),
+        "id": pyarrow.array(["1", "2"]),
+        "click": pyarrow.array([1, 0]),
+        "color": pyarrow.array(["red", None], pyarrow.large_string()),
+        "tags": pyarrow.nulls(2),
+    }
+    paths = [str(tmp_path / name) for name in ("first", "second")]
+    for path, columns in zip(paths, (first, second)):
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    found = tomllib.loads(draft(paths))["columns"]
+    assert {name: column["kind"] for name, column in found.items()} == {
+        "visited_at": "unused",
+        "seen_at": "time",
+        "id": "categorical",
+        "click": "label",
+        "color": "categorical",
+        "tags": "multi_hot",
+    }
+    assert found["seen_at"]["unit"] == "s"
+    (tmp_path / "schema.toml").write_text(draft(paths))
+    schema = load_schema(tmp_path / "schema.toml")
+    manifest = prepare_table(paths, str(tmp_path / "out"), schema, max_malformed=1)
+    assert manifest["rows"] == 3 and manifest["tables"]["id"] == 3
+    pyarrow.parquet.write_table(pyarrow.table(second | {"tags": [1, 2]}), paths[1])
+    with pytest.raises(
+        DataError, match=r"second: column 'tags' holds int64, and in \S+first list<"
+    ):
+        draft(paths)
 
 
 def test_files_of_a_draft_have_the_same_columns(made, tmp_path):

@@ -17,8 +17,11 @@ from ecrm.data.columns.arrow import pyarrow
 from ecrm.data.columns.block import Block, mistyped
 from ecrm.data.columns.schema import LARGEST_DENSE, Column, Schema
 from ecrm.data.columns.text_hash import hashed_rows, text_hashes
+from ecrm.data.columns.times import Clock, Times, read_times
 from ecrm.data.columns.values import WrongType
 from ecrm.data.malformed import Malformed
+
+_UNIT_ADVICE = 'unit = "s", "ms", "us" or "ns" to read the numbers as dates'
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Ids:
 class Converted:
     """The arrays of a block.
 
-    `labels` float32 [R], `dense` float32 [R, n], `features` by name, `times` int64 or float64 [R],
+    `labels` float32 [R], `dense` float32 [R, n], `features` by name, `times` of R rows,
     `held_out` bool [R], `missing` counts the missing values by column. Rows with malformed values
     are left out. `bad` describes these rows and lines of the file unfit for a row.
     """
@@ -47,7 +50,7 @@ class Converted:
     labels: np.ndarray
     dense: np.ndarray
     features: dict[str, Ids]
-    times: np.ndarray | None
+    times: Times | None
     held_out: np.ndarray | None
     missing: dict[str, int]
     bad: list[Malformed]
@@ -65,12 +68,13 @@ class Converted:
         return iter(self.bad)
 
 
-def convert(block: Block, schema: Schema) -> Converted:
+def convert(block: Block, schema: Schema, clock: Clock) -> Converted:
     """Convert a block; a row with a malformed value is left out and described.
 
-    Raises DataError for a column of a type unfit for the kind.
+    `clock` is of all files, and learns the first time. Raises DataError for a column of a type
+    unfit for the kind.
     """
-    converter = _Converter(block, schema)
+    converter = _Converter(block, schema, clock)
     if not converter.bad:
         return converter.result(block.malformed)
     rows = sorted(converter.bad)
@@ -86,21 +90,22 @@ def convert(block: Block, schema: Schema) -> Converted:
         block.bytes_read,
         block.unit,
     )
-    return _Converter(sound, schema).result(sorted(bad, key=lambda one: one.line))
+    return _Converter(sound, schema, clock).result(sorted(bad, key=lambda one: one.line))
 
 
 class _Converter:
     """Converts the columns of a block, and gathers the rows with malformed values."""
 
-    def __init__(self, block: Block, schema: Schema) -> None:
+    def __init__(self, block: Block, schema: Schema, clock: Clock) -> None:
         self._block, self._schema, self._rows = block, schema, len(block.numbers)
+        self._clock = clock
         self.bad: dict[int, tuple[str, str]] = {}  # a reason and an advice by row
         self._missing: dict[str, int] = {}
         dense = schema.of_kind("dense")
         self._labels = np.zeros(self._rows, np.float32)
         self._dense = np.zeros((self._rows, len(dense)), np.float32)
         self._features: dict[str, Ids] = {}
-        self._times: np.ndarray | None = None
+        self._times: Times | None = None
         self._held_out: np.ndarray | None = None
         places = {column.name: place for place, column in enumerate(dense)}
         for column in schema.read:
@@ -157,7 +162,7 @@ class _Converter:
         if column.equals is not None:
             found, bad = values.texts(array)
             missing = found.is_null().to_numpy(zero_copy_only=False)
-            equal = pyarrow.compute.equal(found, column.equals).fill_null(False)
+            equal = pyarrow.compute.equal(found, values.as_text(column.equals)).fill_null(False)
             labels = equal.to_numpy(zero_copy_only=False)
         else:
             labels, bad = values.numbers(array)
@@ -242,9 +247,22 @@ class _Converter:
         self._features[column.name] = Ids(kept, lengths, weights, ids.vocabulary)
 
     def _time(self, column: Column, array: Any) -> None:
-        self._times, missing, bad = values.times(array, column.format)
+        times, bad = read_times(array, column.format, column.unit)
+        self._times = times
         self._refuse(column, bad)
-        self._refuse_where(column, missing, "is missing")
+        self._refuse_where(column, times.missing, "is missing")
+        sound = ~times.missing
+        sound[[row for row, _ in bad]] = False
+        differing = self._clock.differing(times, sound)
+        if not differing.any():
+            return
+        found, before = ("a date", "numbers") if self._clock.numbers else ("a number", "dates")
+        if not values.is_text(values.plain(array).type):
+            raise WrongType(f"{before} as in the rows before, or {_UNIT_ADVICE}")
+        reason = f"{column.name} is {found}, and the times before are {before}"
+        advice = f"type {_UNIT_ADVICE}, for the column {column.name} in the schema"
+        for row in np.flatnonzero(differing):
+            self.bad.setdefault(int(row), (reason, advice))
 
     def _split(self, column: Column, array: Any) -> None:
         texts, bad = values.texts(array)
@@ -252,7 +270,10 @@ class _Converter:
         encoded = texts.dictionary_encode()
         found = encoded.dictionary.to_pylist()
         codes = encoded.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
-        neither = [one not in (*column.train, *column.held_out) for one in found]
+        train, held_out = (
+            set(map(values.as_text, part)) for part in (column.train, column.held_out)
+        )
+        neither = [one not in train | held_out for one in found]
         self._refuse(
             column,
             [
@@ -261,7 +282,7 @@ class _Converter:
             ],
         )
         self._refuse_where(column, codes == len(found), "is missing")
-        self._held_out = np.array([*(one in column.held_out for one in found), False])[codes]
+        self._held_out = np.array([*(one in held_out for one in found), False])[codes]
 
 
 def _advice(column: Column) -> str:

@@ -17,6 +17,7 @@ from ecrm.data.columns.block import Block, check_doubled
 from ecrm.data.columns.files import arrow_errors, format_of, open_batches
 from ecrm.data.columns.schema import Column, Schema
 from ecrm.data.columns.text_lines import header_of, text_pieces
+from ecrm.data.columns.times import read_times
 from ecrm.data.malformed import Malformed
 
 LOOKED_AT = 100_000
@@ -87,15 +88,55 @@ def _first_rows(inputs: Sequence[str]) -> tuple[Any, int, list[str]]:
                 f"{path}: the columns differ from those of {inputs[0]}: "
                 f"{', '.join(map(repr, differing))}"
             )
-    try:
-        table = pyarrow.concat_tables(
-            [one.select(tables[0].column_names) for one in tables], promote_options="permissive"
-        )
-    except pyarrow.ArrowException as error:
-        raise DataError(
-            f"{inputs[0]}: a column has another type in another file: {error}"
-        ) from None
+    table = pyarrow.table(
+        {
+            name: _joined(inputs, name, [one.column(name) for one in tables])
+            for name in tables[0].column_names
+        }
+    )
     return table, len(malformed), laid_out
+
+
+def _joined(inputs: Sequence[str], name: str, parts: list[Any]) -> Any:
+    """The parts of a column of all files, in one type: that of all files, else dates, else texts.
+
+    Raises DataError for lists beside other values, and for lists of other values.
+    """
+    parts = [values.plain(part) for part in parts]
+    kinds = [part.type for part in parts]
+    types = pyarrow.types
+    if all(types.is_timestamp(kind) or types.is_date(kind) for kind in kinds):
+        parts = parts if len(set(kinds)) == 1 else [_as_dates(part) for part in parts]
+    elif not any(types.is_nested(kind) for kind in kinds) and not _alike(kinds):
+        parts = [part.cast(pyarrow.string()) for part in parts]
+    try:
+        joined = pyarrow.concat_tables(
+            [pyarrow.table({name: part}) for part in parts], promote_options="permissive"
+        )
+        return joined.column(name)
+    except pyarrow.ArrowException:
+        other = next(number for number, kind in enumerate(kinds) if kind != kinds[0])
+        raise DataError(
+            f"{inputs[other]}: column {name!r} holds {kinds[other]}, and in {inputs[0]} "
+            f"{kinds[0]}: correct one file"
+        ) from None
+
+
+def _as_dates(part: Any) -> Any:
+    """Dates as microseconds of UTC."""
+    zone = getattr(part.type, "tz", None)
+    return part.cast(pyarrow.timestamp("us", zone), safe=False).cast(pyarrow.timestamp("us", "UTC"))
+
+
+def _alike(kinds: list[Any]) -> bool:
+    """Whether types are one type, all of numbers, or all of texts; a column of nulls fits all."""
+    types = pyarrow.types
+    some = {kind for kind in kinds if not types.is_null(kind)}
+    return (
+        len(some) < 2
+        or all(types.is_integer(kind) or types.is_floating(kind) for kind in some)
+        or all(values.is_text(kind) for kind in some)
+    )
 
 
 def _columns(blocks: Iterator[Block], malformed: list[Malformed]) -> Iterator[Any]:
@@ -204,7 +245,7 @@ class _Found:
         if self.word in _SPLITS and different <= 10:
             self._split()
         elif self.may_be_time:
-            self.kind = "time"
+            self._time()
         elif numbers is not None and not (is_whole and _IDS.search(self.name)):
             self.kind = "dense"
             low, high = float(numbers.min()), float(numbers.max())
@@ -219,9 +260,16 @@ class _Found:
 
     def _is_time(self) -> bool:
         try:
-            return not values.times(self._array, "")[2]
+            return not read_times(self._array)[1]
         except (values.WrongType, pyarrow.ArrowException):
             return False
+
+    def _time(self) -> None:
+        self.kind = "time"
+        numbers = read_times(self._array)[0].numbers
+        if numbers.any() and not numbers.all():
+            self.options["unit"] = "s"
+            self.note += ", numbers and dates: s, ms, us or ns since 1970?"
 
     def _split(self) -> None:
         found = sorted(filter(None, self._array.unique().cast(pyarrow.string()).to_pylist()))

@@ -25,6 +25,7 @@ from ecrm.data.columns.block import Piece
 from ecrm.data.columns.convert import Converted, convert
 from ecrm.data.columns.files import pieces
 from ecrm.data.columns.schema import Schema
+from ecrm.data.columns.times import Clock
 from ecrm.data.columns.writer import Writer
 from ecrm.data.copying import copy_rows
 from ecrm.data.malformed import Skipped, check_share
@@ -74,7 +75,10 @@ def prepare_table(
             writer = Writer(stack, staged, schema, known)
             skipped = Skipped(stack, staged / dataset_info.MALFORMED, progress)
             pool = stack.enter_context(ThreadPoolExecutor(threads))
-            read = partial(_converted, schema=schema, strict=strict, pool=pool, ahead=threads)
+            clock = Clock(schema)
+            read = partial(
+                _converted, schema=schema, strict=strict, pool=pool, ahead=threads, clock=clock
+            )
             sources = copy_rows(inputs, input_bytes, read, writer, skipped, progress, max_malformed)
             skipped.finish()
             if not writer.rows:
@@ -109,19 +113,22 @@ def known_values(directory: Path, schema: Schema) -> dict[str, list[str]]:
 
 
 def _converted(
-    path: str, schema: Schema, strict: bool, pool: ThreadPoolExecutor, ahead: int
+    path: str, schema: Schema, strict: bool, pool: ThreadPoolExecutor, ahead: int, clock: Clock
 ) -> Iterator[Converted]:
-    """Yield the converted blocks of a file in order; pieces are converted on threads."""
+    """Yield the converted blocks of a file in order; pieces are converted on threads.
+
+    Pieces up to the first time are converted in turn: the others must agree with that time.
+    """
 
     def work(piece: Piece) -> Converted:
-        return convert(piece.block(), schema)
+        return convert(piece.block(), schema, clock)
 
     waiting: deque[Future[Converted]] = deque()
     found = pieces(path, schema)
     more = True
     try:
         while more or waiting:
-            while more and len(waiting) < ahead + _AHEAD:
+            while more and len(waiting) < (ahead + _AHEAD if clock.is_set else 1):
                 piece = next(found, None)
                 if piece is None:
                     more = False

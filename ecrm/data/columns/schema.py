@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("rows", "vocabulary", "table", "separator", "weight_separator", "weights"),
     ),
     "weights": ("the weights for the ids of a weighted column", ("separator",)),
-    "time": ("the order of the rows", ("format",)),
+    "time": ("the order of the rows", ("format", "unit")),
     "split": ("whether a row is for training or held out", ("train", "held_out")),
     "unused": ("not read", ()),
 }
@@ -35,6 +35,9 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
 SPARSE = ("categorical", "multi_hot", "weighted")
 TRANSFORMS = ("log", "signed_log")
 """ln(max(x, -2) + 3) as for Criteo, and sign(x) ln(1 + |x|)."""
+
+TIME_UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0}
+"""Microseconds in a unit of the numbers of a time; 0 for a unit below a microsecond."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Column:
     train: tuple[str, ...] = ()
     held_out: tuple[str, ...] = ()
     format: str = ""
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -203,6 +207,8 @@ def _option(place: str, option: str, value: Any) -> Any:
         return rows
     if option == "transform" and value not in TRANSFORMS:
         raise UsageError(f"{place} is {value!r}: the transforms are {', '.join(TRANSFORMS)}")
+    if option == "unit" and value not in TIME_UNITS:
+        raise UsageError(f"{place} is {value!r}: the units are {', '.join(TIME_UNITS)}")
     kinds = {"vocabulary": bool, "missing": float, "above": float}
     found = _typed(value, kinds.get(option, str), place)
     if option == "missing" and abs(found) > LARGEST_DENSE:

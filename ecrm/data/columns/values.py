@@ -13,6 +13,10 @@ import numpy as np
 from ecrm.data.columns.arrow import pyarrow
 
 Bad = list[tuple[int, str]]
+_WHOLE = r"^(-?(?:0|[1-9][0-9]*))\.0*$"
+"""A whole number with a point."""
+_FRACTION_ZEROS = r"(?:\.0+|(\.[0-9]*[1-9])0+)(|Z|[-+][0-9:]+)$"
+"""Zeros at the end of a fraction of a second, before the zone."""
 _MISSING_WORDS = ("nan", "null", "none", "na", "n/a")
 _TRUTH_WORDS = {"true": 1.0, "false": 0.0}
 
@@ -94,8 +98,9 @@ def _each_text(
 def texts(array: Any) -> tuple[Any, Bad]:
     """Return the texts of values as a pyarrow.StringArray [R], null for a missing value.
 
-    Whole numbers of a floating type are written without a point, other numbers of the type are bad.
-    NaN is missing. Raises WrongType for nested types and for bytes.
+    Whole numbers have no point: the number 5.0 and the texts `5.0` and `5` give `5`. Other numbers
+    of a floating or decimal type are bad. NaN is missing. A time has no zeros at the end of the
+    fraction. Raises WrongType for nested types and for bytes.
     """
     array, types, bad = plain(array), pyarrow.types, []
     kind = array.type
@@ -111,10 +116,37 @@ def texts(array: Any) -> tuple[Any, Bad]:
         raise WrongType("one id a row")
     elif types.is_binary(kind) or types.is_large_binary(kind):
         try:
-            return array.cast(pyarrow.string()), bad
+            array = array.cast(pyarrow.string())
         except pyarrow.ArrowInvalid:
             raise WrongType("texts in UTF-8, or numbers") from None
-    return (array if types.is_string(kind) else array.cast(pyarrow.string())), bad
+    if not types.is_string(array.type):
+        array = array.cast(pyarrow.string())
+    if types.is_timestamp(kind):
+        return _replaced(array, _FRACTION_ZEROS, r"\1\2"), bad
+    array = _replaced(array, _WHOLE, r"\1")
+    if types.is_decimal(kind):
+        broken = pyarrow.compute.match_substring(array, ".").fill_null(False)
+        rows = np.flatnonzero(broken.to_numpy(zero_copy_only=False))
+        bad = [(int(row), f"is {array[int(row)]}, not a whole number") for row in rows]
+    return array, bad
+
+
+def _replaced(array: Any, pattern: str, by: str) -> Any:
+    """The texts with a pattern with a point replaced; texts without a point are not searched."""
+    _, offsets, data = array.buffers()
+    if data is None:
+        return array
+    bounds = np.frombuffer(offsets, np.int32)
+    first, last = bounds[array.offset], bounds[array.offset + len(array)]
+    if b"." not in np.frombuffer(data, np.uint8)[first:last].tobytes():
+        return array
+    return pyarrow.compute.replace_substring_regex(array, pattern, by)
+
+
+def as_text(text: str) -> str:
+    """A text of the schema as `texts` gives the text: `5.0` is `5`."""
+    found: str = texts(pyarrow.array([text]))[0][0].as_py()
+    return found
 
 
 def lists(array: Any, separator: str, named: str = "separator") -> tuple[Any, np.ndarray]:
@@ -171,70 +203,6 @@ def pairs(values: Any, weight_separator: str) -> tuple[Any, Any, Bad]:
         raise WrongType("lists of pairs of an id and a weight, or a map, or weights = COLUMN")
     ids, weights = (pyarrow.compute.struct_field(values, [part]) for part in (0, 1))
     return ids, weights, []
-
-
-def times(array: Any, form: str) -> tuple[np.ndarray, np.ndarray, Bad]:
-    """Return points in time, int64 or float64 [R], which are missing, bool [R], and bad texts.
-
-    Numbers are kept; dates and texts of dates become microseconds since 1970. `form` is a format of
-    strptime for texts; without one a text is a number or a date as in ISO 8601. Raises WrongType
-    for a type without order in time.
-    """
-    array, types = plain(array), pyarrow.types
-    bad: Bad = []
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    kind = array.type
-    if is_text(kind):
-        array, bad = _text_times(array, form)
-        if isinstance(array, np.ndarray):
-            return array, missing, bad
-        kind = array.type
-    if types.is_timestamp(kind) or types.is_date(kind):
-        zone = kind.tz if types.is_timestamp(kind) else None
-        array = array.cast(pyarrow.timestamp("us", zone), safe=False).cast(pyarrow.int64())
-    elif types.is_floating(kind) or types.is_decimal(kind):
-        found = array.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
-        return np.nan_to_num(found), missing | np.isnan(found), bad
-    elif not types.is_integer(kind) and not types.is_null(kind):
-        raise WrongType("numbers, dates, or texts of dates")
-    return array.cast(pyarrow.int64()).fill_null(0).to_numpy(zero_copy_only=False), missing, bad
-
-
-def _text_times(array: Any, form: str) -> tuple[Any, Bad]:
-    """Texts as an Arrow array of times; as a NumPy array if some text is bad."""
-    kinds = (
-        [None]
-        if form
-        else [
-            pyarrow.int64(),
-            pyarrow.float64(),
-            pyarrow.timestamp("us"),
-            pyarrow.timestamp("us", "UTC"),
-        ]
-    )
-
-    def turned(some: Any, kind: Any) -> Any:
-        return some.cast(kind) if kind else pyarrow.compute.strptime(some, form, "us")
-
-    for kind in kinds:
-        try:
-            return turned(array, kind), []
-        except pyarrow.ArrowInvalid:
-            continue
-
-    def one(text: str) -> float | None:
-        for kind in kinds:
-            try:
-                found = turned(pyarrow.array([text]), kind)
-            except pyarrow.ArrowInvalid:
-                continue
-            if pyarrow.types.is_timestamp(found.type):
-                found = found.cast(pyarrow.int64())
-            return float(found[0].as_py())
-        return None
-
-    wanted = f"not a time in the format {form}" if form else "neither a number nor a date"
-    return _each_text(array, one, wanted)
 
 
 def shown(value: object) -> str:

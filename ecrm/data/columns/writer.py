@@ -101,6 +101,7 @@ class Writer:
         self._missing = {column.name: 0 for column in (*schema.of_kind("dense"), *schema.features)}
         self._unknown = {column.name: 0 for column in schema.features if column.vocabulary}
         self._times: list[np.ndarray] = []
+        self._parts: list[tuple[int, np.ndarray]] = []  # of blocks with parts, by the first row
         self._held_out: list[np.ndarray] = []
 
     def write(self, rows: Converted) -> None:
@@ -111,7 +112,9 @@ class Writer:
         for name, count in rows.missing.items():
             self._missing[name] += count
         if rows.times is not None:
-            self._times.append(rows.times)
+            self._times.append(rows.times.whole)
+            if rows.times.part.any():
+                self._parts.append((self.rows - len(rows.labels), rows.times.part))
         if rows.held_out is not None:
             self._held_out.append(rows.held_out)
         self._files[info.LABELS].append(rows.labels)
@@ -181,6 +184,11 @@ class Writer:
         if not self._times and not self._held_out:
             return None, self.rows - int(self.rows * self._schema.held_out)
         keys = [np.concatenate(found) for found in (self._times, self._held_out) if found]
+        if self._parts:
+            parts = np.zeros(self.rows)
+            for first, part in self._parts:
+                parts[first : first + len(part)] = part
+            keys.insert(0, parts)
         order = np.lexsort(keys)
         train_rows = self.rows - int(self.rows * self._schema.held_out)
         if self._held_out:
