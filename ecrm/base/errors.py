@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from json import dumps
 from typing import Any, Self
 
 STOPPED_EXIT_CODE = 130
@@ -58,7 +59,7 @@ class Problem:
 
     def __str__(self) -> str:
         words = [
-            " and ".join(f"{key}={_typed(value)}" for key, value in way.items())
+            " and ".join(_setting(key, value) for key, value in way.items())
             for way in self.ways_out
         ]
         advice = [f"set {' or '.join(words)}"] if words else []
@@ -158,10 +159,19 @@ class StrayId(DataError, IndexError):
     """A batch has an id outside its table. The message names feature, table and id."""
 
 
+def _setting(key: str, value: Any) -> str:
+    """A config key with a value as typed behind --set; a list of texts is quoted for the shell."""
+    words = f"{key}={_typed(value)}"
+    return f"'{words}'" if '["' in words else words
+
+
 def _typed(value: Any) -> str:
-    """A config value as typed behind --set."""
+    """A config value in TOML."""
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_typed, value)) + "]"
+        inside = (
+            dumps(one, ensure_ascii=False) if isinstance(one, str) else _typed(one) for one in value
+        )
+        return "[" + ",".join(inside) + "]"
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if value != "" else '""'

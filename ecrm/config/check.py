@@ -170,16 +170,7 @@ def problems_of_fit(config: Config) -> list[Problem]:
 
 def _problems_of_model(model: ModelConfig) -> list[Problem]:
     problems = []
-    if model.architecture == "two_tower":
-        if not model.user_columns:
-            problems.append(
-                _problem(
-                    "model.architecture is two_tower, but model.user_columns is empty, the names "
-                    "of the user's features and dense columns",
-                    {"model.architecture": "dlrm"},
-                )
-            )
-    elif model.bottom_mlp[-1] != model.embedding_dim:
+    if model.architecture != "two_tower" and model.bottom_mlp[-1] != model.embedding_dim:
         problems.append(
             _problem(
                 f"model.bottom_mlp ends in {model.bottom_mlp[-1]}, "

@@ -54,16 +54,25 @@ def _check_split(config: Config, data: Described) -> None:
 
 def _check_towers(config: Config, data: Described) -> None:
     """Check the columns of both towers of a two-tower model."""
-    users = config.model.user_columns
+    users, path = config.model.user_columns, config.data.path
     for name in users:
-        if name not in data.columns:
-            near = get_close_matches(name, data.columns, 1)
-            advice = f"did you mean {near[0]}?" if near else f"there are {listed(data.columns)}"
-            raise UsageError(
-                f"model.user_columns has {name!r}, no column of {config.data.path}: {advice}"
-            )
-    if set(users) == set(data.columns):
-        raise UsageError(
-            f"model.user_columns has all columns of {config.data.path}, and the item's tower none",
-            otherwise="leave out the item's columns",
-        )
+        if name in data.columns:
+            continue
+        wrong = f"model.user_columns has {name!r}, no column of {path}"
+        near = get_close_matches(name, data.columns, 1)
+        if not near:
+            raise UsageError(wrong, otherwise=f"there are {listed(data.columns)}")
+        corrected = tuple(near[0] if one == name else one for one in users)
+        raise UsageError(wrong, {"model.user_columns": corrected})
+    if users and set(users) != set(data.columns):
+        return
+    no_towers = {"model.architecture": "dlrm"}
+    if len(data.columns) == 1:
+        raise UsageError(f"{path} has one column for two towers", no_towers)
+    wrong = (
+        f"model.user_columns has all columns of {path}, and the item's tower none"
+        if users
+        else f"model.user_columns is empty, and the columns of {path} are {listed(data.columns)}"
+    )
+    example = next((name for name in data.columns if "user" in name.lower()), data.columns[0])
+    raise UsageError(wrong, {"model.user_columns": (example,)}, no_towers)

@@ -57,7 +57,6 @@ OF_CONFIG = [
     ["model.embedding_dim=32"],
     ["model.bottom_mlp=[64,17]"],  # no model.embedding_dim
     ["model.top_mlp=[64]"],
-    ["model.architecture=two_tower"],
     ["model.architecture=dcnv2", "model.dense_arch=native"],
     ["model.max_rows_per_table=1"],
     ["train.steps=5", "train.epochs=1"],
@@ -175,6 +174,14 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
         table = prepared_small(tmp_path, schema=SMALL.replace("0.25", share), force=True)
         of_table = [f"data.path={table}", "train.global_batch=2", *overrides]
         check_advice(partial(accepts, config="tiny"), of_table)
+
+    towers = [f"data.path={table}", "train.global_batch=2", "model.architecture=two_tower"]
+    for columns in ("[]", '["mov"]', '["movie","genres","tags","price"]'):
+        overrides = [*towers, f"model.user_columns={columns}"]
+        check_advice(partial(accepts, config="tiny"), overrides)
+    one = '[columns]\nclicked = { kind = "label" }\nmovie = { kind = "categorical", rows = 9 }\n'
+    prepared_small(tmp_path, "clicked,movie\n" + "1,2\n" * 9, one, force=True)
+    check_advice(partial(accepts, config="tiny"), towers)
 
     run = checkpoint(tmp_path / "run", data)
     for overrides in OF_RESUME:

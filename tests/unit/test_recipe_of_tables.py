@@ -17,7 +17,7 @@ from ecrm.data.columns.table import Table
 from ecrm.data.described import describe
 from ecrm.launch.memory_needs import Needs
 from ecrm.run.plan import find_starting_point, plan
-from support.columns import SMALL, prepared_small, schema_of
+from support.columns import CSV, SMALL, prepared_small, schema_of
 from support.commands import assert_one_line, dry_run
 
 TOWERS = "model.architecture=two_tower"
@@ -51,11 +51,19 @@ def test_criteo_rows_are_described_as_their_dataset_is(criteo_rows):
             ["data.eval_fraction=0.2"],
             "is a prepared table with 1 held-out row of its own: set data.eval_fraction=0.1",
         ),
-        ([TOWERS, 'model.user_columns=["mov"]'], "has 'mov', no column of .*did you mean movie?"),
+        (
+            [TOWERS, 'model.user_columns=["price","mov"]'],
+            r"has 'mov', no column of .*: set 'model.user_columns=..price.,.movie..'$",
+        ),
         ([TOWERS, 'model.user_columns=["qqq"]'], "there are movie; genres; tags; price"),
         (
             [TOWERS, 'model.user_columns=["movie","genres","tags","price"]'],
-            "and the item's tower none: leave out the item's columns",
+            "and the item's tower none: set 'model.user_columns=..movie..' or model.architecture=d",
+        ),
+        (
+            [TOWERS],
+            "model.user_columns is empty, and the columns of .* are movie; genres; tags; price: "
+            "set 'model.user_columns=..movie..' or model.architecture=dlrm",
         ),
         (["train.global_batch=4"], "has 3 training rows, fewer than train.global_batch, 4"),
     ],
@@ -67,11 +75,14 @@ def test_a_config_that_does_not_fit_the_table_is_refused(tmp_path, sets, said):
         plan(config_of(data, *sets))
 
 
-def test_two_towers_without_columns_are_refused_and_columns_are_texts(tmp_path):
-    with pytest.raises(
-        UsageError, match="model.user_columns is empty, the names of .*: set model.arch"
-    ):
-        load_config("columns", [f"data.path={tmp_path}", TOWERS])
+def test_the_advice_about_user_columns_names_a_user_s(tmp_path):
+    schema = SMALL.replace("tags =", "user_tags =")
+    data = prepared_small(tmp_path, CSV.replace("tags", "user_tags"), schema)
+    with pytest.raises(UsageError, match=r"set 'model.user_columns=\[.user_tags.\]' or model.arch"):
+        plan(config_of(data, TOWERS))
+
+
+def test_columns_of_two_towers_are_texts(tmp_path):
     with pytest.raises(UsageError, match='must be a list of texts, such as ."user_id", "age"'):
         load_config("columns", [f"data.path={tmp_path}", TOWERS, "model.user_columns=[1]"])
     with pytest.raises(UsageError, match="dense_arch is native, but model.architecture is dcnv2"):
