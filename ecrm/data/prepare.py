@@ -30,7 +30,7 @@ from ecrm.data.kaggle_shape import CARDINALITIES, TERABYTE_CARDINALITIES
 from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
 from ecrm.data.malformed import Skipped, check_share
 from ecrm.data.output import check_replaceable, write_synced
-from ecrm.data.text_file import check_input
+from ecrm.data.text_file import check_inputs
 
 _DAY = re.compile(r"day_(\d+)")
 
@@ -77,7 +77,7 @@ def prepare(
     sizes = check_hash_sizes(hash_sizes)
     if not inputs:
         raise UsageError("prepare needs at least one input file")
-    input_bytes = [check_input(path) for path in inputs]
+    input_bytes = check_inputs(inputs)
     target = Path(os.path.realpath(output_dir))
     if progress and (warning := order_warning(inputs)):
         progress.note(f"ecrm: warning: {warning}")

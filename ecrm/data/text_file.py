@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import shlex
 import stat
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ecrm.base.errors import DataError, UsageError
@@ -31,6 +33,27 @@ _TAR = slice(257, 262), b"ustar"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
+def check_inputs(paths: Sequence[str]) -> list[int | None]:
+    """Return the sizes of input files in bytes, `None` for a pipe or device.
+
+    Raises `UsageError` for a directory, an unreadable file and a file named twice, `DataError` for
+    an empty file.
+    """
+    sizes = [check_input(path) for path in paths]
+    named: dict[tuple[int, int], str] = {}
+    for path, size in zip(paths, sizes, strict=True):
+        if size is None:
+            continue
+        status = os.stat(path)
+        file = (status.st_dev, status.st_ino)
+        if file in named:
+            same = named[file] == path
+            again = "the file is named twice" if same else f"the same file as {named[file]}"
+            raise UsageError(f"{path}: {again}", otherwise="name each file once")
+        named[file] = path
+    return sizes
+
+
 def check_input(path: str) -> int | None:
     """Return the size of an input file in bytes, `None` for a pipe or device.
 
@@ -39,7 +62,7 @@ def check_input(path: str) -> int | None:
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
-            raise UsageError(f"{path}: is a directory; name the files in it")
+            raise UsageError(f"{path}: is a directory", otherwise=_files_in(path))
         if not stat.S_ISREG(status.st_mode):
             return None
         with open(path, "rb"):
@@ -47,8 +70,21 @@ def check_input(path: str) -> int | None:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     if status.st_size == 0:
-        raise DataError(f"{path}: the file is empty")
+        raise DataError(f"{path}: the file is empty: leave out the file")
     return status.st_size
+
+
+def _files_in(directory: str) -> str:
+    """The words to type in place of a directory: a pattern of the most common files there."""
+    for folder, _, names in os.walk(directory):
+        shown = sorted(name for name in names if not name.startswith((".", "_")))
+        if not shown:
+            continue
+        depth = os.path.relpath(folder, directory).count("/") + (folder != directory)
+        suffixes = Counter(os.path.splitext(name)[1] for name in shown)
+        suffix = max(sorted(suffixes), key=suffixes.__getitem__)
+        return f"type {shlex.quote(directory.rstrip('/'))}{'/*' * depth}/*{suffix}"
+    return "name the files, there are none in the directory"
 
 
 class CountedFile(io.RawIOBase):

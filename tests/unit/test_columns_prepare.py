@@ -26,6 +26,7 @@ from ecrm.data.columns.prepare import prepare_table
 from ecrm.data.columns.text_hash import hashed_rows, text_hash, text_hashes
 from ecrm.data.columns.times import read_times
 from ecrm.data.columns.values import WrongType, texts
+from ecrm.data.prepare import prepare
 from ecrm.run.files import TABLE
 from support.columns import CSV, SMALL, prepared_small, read_back, row_of, schema_of
 
@@ -577,7 +578,7 @@ FOREIGN = [
     ("price," + CSV, "several columns have the name 'price'"),
     ("", "the file is empty"),
     ("\n\n", "holds no line that is not blank"),
-    (CSV.splitlines()[0], "no well-formed row (0 malformed)"),
+    (CSV.splitlines()[0], "no rows: name a file with rows"),
 ]
 
 
@@ -626,7 +627,7 @@ def test_an_empty_parquet_file_beside_others_gives_no_row(tmp_path):
     schema = schema_of(tmp_path)
     manifest = prepare_table([str(empty), str(full)], str(tmp_path / "out"), schema)
     assert [source["rows"] for source in manifest["sources"]] == [0, 4]
-    with pytest.raises(DataError, match=r"empty: no well-formed row \(0 malformed\)"):
+    with pytest.raises(DataError, match=r"empty: no rows: name a file with rows"):
         prepare_table([str(empty)], str(tmp_path / "other"), schema)
 
 
@@ -729,6 +730,71 @@ def test_a_full_disk_leaves_nothing(tmp_path):
         "large\n",
     )
     assert sorted(os.listdir(tmp_path)) == ["rows.csv", "schema.toml"]
+
+
+DIRECTORIES = [
+    (["day-1.parquet", "day-2.parquet", "_SUCCESS", "notes.txt"], "type {}/*.parquet"),
+    (["year=2024/a.csv", "year=2025/b.csv", ".hidden"], "type {}/*/*.csv"),
+    (["day_0", "day_1"], "type {}/*"),
+    ([], "name the files, there are none in the directory"),
+]
+
+
+@pytest.mark.parametrize(("names", "advice"), DIRECTORIES)
+def test_a_directory_is_refused_with_a_pattern_of_the_files(tmp_path, names, advice):
+    folder = tmp_path / "my data"
+    folder.mkdir()
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(CSV)
+    said = f"{folder}: is a directory: " + advice.format(f"'{folder}'")
+    for work in (
+        lambda: draft([f"{folder}"]),
+        lambda: prepare_table([f"{folder}"], str(tmp_path / "out"), schema_of(tmp_path)),
+        lambda: prepare([f"{folder}"], str(tmp_path / "out")),
+    ):
+        with pytest.raises(UsageError) as caught:
+            work()
+        assert str(caught.value) == said
+
+
+def test_a_file_named_twice_is_refused(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(CSV)
+    (tmp_path / "link.csv").symlink_to(path)
+    (tmp_path / "folder").mkdir()
+    schema, out = schema_of(tmp_path), str(tmp_path / "out")
+    for again, said in (
+        (path, "the file is named twice"),
+        (tmp_path / "link.csv", f"the same file as {path}"),
+        (tmp_path / "folder" / ".." / "rows.csv", f"the same file as {path}"),
+    ):
+        names = [str(path), str(again)]
+        for work in (
+            lambda: draft(names),
+            lambda: prepare_table(names, out, schema),
+            lambda: prepare(names, out),
+        ):
+            with pytest.raises(UsageError) as caught:
+                work()
+            assert str(caught.value) == f"{again}: {said}: name each file once"
+    assert not os.path.exists(out)
+
+
+@pytest.mark.parametrize("kind", ["no byte", "parquet", "csv"])
+def test_a_draft_of_files_without_rows_is_refused(tmp_path, kind):
+    path = tmp_path / "rows"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(arrow_rows().slice(0, 0), path)
+    else:
+        path.write_text("" if kind == "no byte" else "a,b\n\n")
+    said = "the file is empty: leave out" if kind == "no byte" else "no rows: name a file with rows"
+    with pytest.raises(DataError, match=f"^{path}: {said}"):
+        draft([str(path)])
+    other = tmp_path / "other"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(arrow_rows(), other)
+        assert draft([str(path), str(other)]).count("unused") == 2  # the kinds, and note
 
 
 def test_arguments_that_are_none(tmp_path):

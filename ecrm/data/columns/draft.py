@@ -19,6 +19,7 @@ from ecrm.data.columns.schema import Column, Schema
 from ecrm.data.columns.text_lines import header_of, text_pieces
 from ecrm.data.columns.times import read_times
 from ecrm.data.malformed import Malformed
+from ecrm.data.text_file import check_inputs
 
 LOOKED_AT = 100_000
 """Rows of a file that a draft looks at."""
@@ -41,9 +42,13 @@ def draft(inputs: Sequence[str]) -> str:
     """Return the text of a schema for files, with a comment about every column.
 
     The kinds are guesses from names, types and the first rows of every file. Raises UsageError for
-    an unreadable file, DataError for damaged files and for files with different columns.
+    an unreadable file, a directory and a file named twice, DataError for damaged files, for files
+    with different columns and for files without a row.
     """
+    check_inputs(inputs)
     table, malformed, laid_out = _first_rows(inputs)
+    if not table.num_rows:
+        raise DataError(f"{', '.join(inputs)}: no rows: name a file with rows")
     found = [_Found(name, table.column(name)) for name in table.column_names]
     _choose(found)
     lines = [

@@ -30,7 +30,7 @@ from ecrm.data.columns.writer import Writer
 from ecrm.data.copying import copy_rows
 from ecrm.data.malformed import Skipped, check_share
 from ecrm.data.output import check_replaceable, write_synced
-from ecrm.data.text_file import check_input
+from ecrm.data.text_file import check_inputs
 
 _AHEAD = 2
 """Pieces read ahead of the threads at work."""
@@ -64,7 +64,7 @@ def prepare_table(
         raise UsageError(f"--threads {threads}: type at least 1")
     if not inputs:
         raise UsageError("prepare needs at least one input file")
-    input_bytes = [check_input(path) for path in inputs]
+    input_bytes = check_inputs(inputs)
     known = known_values(vocabularies, schema) if vocabularies is not None else {}
     threads = threads or len(os.sched_getaffinity(0))
     pyarrow.set_cpu_count(threads)
@@ -82,14 +82,22 @@ def prepare_table(
             sources = copy_rows(inputs, input_bytes, read, writer, skipped, progress, max_malformed)
             skipped.finish()
             if not writer.rows:
-                malformed = sum(source["malformed"] for source in sources)
-                why = f"; the first is {skipped.first}" if skipped.first else ""
-                raise DataError(
-                    f"{', '.join(inputs)}: no well-formed row ({malformed:,} malformed{why})"
-                )
+                raise _no_row(inputs, sources, skipped)
             manifest = writer.finish() | {"sources": sources}
         write_synced(staged / info.NAME, json.dumps(manifest, indent=1).encode() + b"\n")
     return manifest
+
+
+def _no_row(
+    inputs: Sequence[str], sources: Sequence[dict[str, Any]], skipped: Skipped
+) -> DataError:
+    """The error for files without a well-formed row."""
+    malformed, names = sum(source["malformed"] for source in sources), ", ".join(inputs)
+    if skipped.first is None:
+        return DataError(f"{names}: no rows: name a file with rows")
+    return DataError(
+        f"{names}: no well-formed row ({malformed:,} malformed; the first is {skipped.first})"
+    )
 
 
 def known_values(directory: Path, schema: Schema) -> dict[str, list[str]]:
