@@ -11,7 +11,7 @@ import sys
 from ecrm.base.errors import UsageError
 from ecrm.base.paths import typed_path_text
 from ecrm.base.wording import counted
-from ecrm.cli.table import add_prepare_table, add_schema, add_skipping
+from ecrm.cli.table import add_prepare_table, add_schema, add_skipping, add_threads
 
 ZIPF_VALUES = 1_000_000
 
@@ -47,6 +47,7 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         "--hash-sizes", metavar="N,N,...", help="rows of the 26 tables, one number each"
     )
     add_skipping(parser, "line")
+    add_threads(parser)
     parser.add_argument(
         "--force", action="store_true", help="replace a dataset that is already in DIR"
     )
@@ -130,6 +131,7 @@ def _run_prepare(args: argparse.Namespace) -> int:
             force=args.force,
             progress=progress,
             max_malformed=args.max_malformed,
+            threads=args.threads,
         )
     rows, malformed = manifest["rows"], sum(source["malformed"] for source in manifest["sources"])
     size = sum(record["bytes"] for record in manifest["files"].values())

@@ -48,9 +48,7 @@ def add_prepare_table(kinds: Kinds[argparse.ArgumentParser]) -> None:
         help="use the vocabularies of a table prepared before: known values keep their rows, and "
         "unknown values get row 0",
     )
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="threads at work; by default one for each core"
-    )
+    add_threads(parser)
     parser.add_argument("--force", action="store_true", help="replace a table already in DIR")
     parser.set_defaults(run=_run_prepare)
 
@@ -71,6 +69,13 @@ def add_skipping(parser: argparse.ArgumentParser, unit: str) -> None:
         help=f"stop when more than this share of a file's {unit}s is malformed; from 0 to 1, by "
         f"default {MAX_MALFORMED:g}. The share is first checked after {JUDGED_LINES:,} {unit}s of "
         "a file, or at its end if it is shorter",
+    )
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Add the number of threads that convert rows."""
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads at work; by default one for each core"
     )
 
 

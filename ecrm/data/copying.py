@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 from ecrm.base.console import Progress
+from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.data import dataset_info
 from ecrm.data.malformed import NAMED_MALFORMED, Malformed, Skipped, judge
@@ -43,6 +47,59 @@ class Writer(Protocol[Taken]):
 
     def write(self, rows: Taken, /) -> None:
         """Append the rows of a block."""
+
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+
+
+class Threads:
+    """Threads at work on the pieces of files; `count` is by default the number of cores.
+
+    To be used with `with`. Raises UsageError for no thread.
+    """
+
+    _AHEAD = 2
+    """Pieces read ahead of the threads at work."""
+
+    def __init__(self, count: int | None) -> None:
+        if count is not None and count < 1:
+            raise UsageError(f"--threads {count}: type at least 1")
+        self.count = count or len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self.count)
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def in_order(
+        self,
+        pieces: Iterator[Piece],
+        work: Callable[[Piece], Result],
+        one_by_one: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Result]:
+        """Yield `work(piece)` of all pieces in their order; the work is done on the threads.
+
+        While `one_by_one()` is true, a piece waits for the result of the piece before. An error of
+        a piece is raised in the order of the pieces.
+        """
+        waiting: deque[Future[Result]] = deque()
+        more = True
+        try:
+            while more or waiting:
+                while more and len(waiting) < (1 if one_by_one() else self.count + self._AHEAD):
+                    piece = next(pieces, None)
+                    if piece is None:
+                        more = False
+                    else:
+                        waiting.append(self._pool.submit(work, piece))
+                if waiting:
+                    yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def copy_rows(

@@ -15,21 +15,27 @@ Legend: R well-formed rows of one block.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ecrm.base.errors import DataError
-from ecrm.data import parse_fields
-from ecrm.data.layout import COLUMN_NAMES, COLUMNS, INTEGERS, LineLayout, detect_layout
+from ecrm.data.criteo_fields import FieldError, Fields, fields_of
+from ecrm.data.layout import COLUMN_NAMES, LineLayout, detect_layout
 from ecrm.data.malformed import Malformed
 from ecrm.data.text_file import CountedFile, check_input, decoded
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 4 << 20
 # 40 sound fields need 481; the bound keeps memory constant in a file without line ends
 MAX_LINE_BYTES = 1 << 16
+MAX_DIGITS = 18  # the most decimal digits sure to fit in an int64
+MAX_FRACTION_ZEROS = 8
+MISSING_WORDS = (b"nan", b"null", b"none")  # in any case
+
+_FEW_LINES = 16
+"""Lines judged one by one, where a malformed line is among them."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +43,93 @@ class Rows:
     """The rows of a block of a file, in file order.
 
     `labels` uint8 [R] in {0, 1}; `integers` int64 [R, 13]; `categories` uint32 [R, 26]; `missing`
-    bool [R, 39], integers first; a missing value is 0. `malformed` counts the malformed lines of
-    the block. `examples` yields a description of every malformed line, and can be read once.
-    `bytes_read` counts the bytes read from the file up to now, compressed bytes for a gzip file.
+    bool [R, 39], integers first; a missing value is 0. `bad` describes the malformed lines of the
+    block. `bytes_read` counts the bytes read from the file up to now, compressed bytes for a gzip
+    file.
     """
 
     labels: np.ndarray
     integers: np.ndarray
     categories: np.ndarray
     missing: np.ndarray
-    malformed: int
-    examples: Iterator[Malformed]
+    bad: list[Malformed]
     bytes_read: int
     unit: ClassVar[str] = "line"
+
+    @property
+    def malformed(self) -> int:
+        """The number of malformed lines."""
+        return len(self.bad)
+
+    @property
+    def examples(self) -> Iterator[Malformed]:
+        """A description of every malformed line."""
+        return iter(self.bad)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some `lines` of a file, each with a line feed; the first has number `first_line`."""
+
+    path: str
+    text: bytes
+    first_line: int
+    lines: int
+    layout: LineLayout
+    bytes_read: int
+
+    def rows(self) -> Rows:
+        """Parse the lines; to be called on any thread."""
+        bad: list[Malformed] = []
+        parts = _parsed(self.text, self.lines, self.layout) or self._line_by_line(bad)
+        return Rows(
+            parts.labels, parts.integers, parts.categories, parts.missing, bad, self.bytes_read
+        )
+
+    def _line_by_line(self, bad: list[Malformed]) -> Fields:
+        """The fields of the lines neither blank nor malformed; malformed lines go to `bad`."""
+        lines = [line.removesuffix(b"\r") for line in self.text.split(b"\n")[:-1]]
+        numbers = [number for number, line in enumerate(lines, self.first_line) if line]
+        return Fields.joined(list(self._sound([line for line in lines if line], numbers, bad)))
+
+    def _sound(
+        self, lines: Sequence[bytes], numbers: Sequence[int], bad: list[Malformed]
+    ) -> Iterator[Fields]:
+        """Yield the fields of sound lines, found by halving; malformed lines go to `bad`."""
+        if not lines:
+            return
+        if len(lines) > _FEW_LINES:
+            parts = _parsed(b"\n".join((*lines, b"")), len(lines), self.layout)
+            if parts is not None:
+                yield parts
+                return
+            half = len(lines) // 2
+            yield from self._sound(lines[:half], numbers[:half], bad)
+            yield from self._sound(lines[half:], numbers[half:], bad)
+            return
+        rows = []
+        for line, number in zip(lines, numbers, strict=True):
+            reason = why_malformed(line, self.layout)
+            if reason:
+                bad.append(Malformed(self.path, number, reason))
+            else:
+                rows.append(row_of(line, self.layout))
+        yield Fields.of_rows(rows)
+
+
+def _parsed(text: bytes, lines: int, layout: LineLayout) -> Fields | None:
+    """The fields of lines, each with a line feed; None if a line is blank or may be malformed."""
+    if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
+        return None
+    if layout.columns > len(COLUMN_NAMES):  # a column never read may make a line too long
+        feeds = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+        if np.diff(feeds, prepend=-1).max(initial=0) > MAX_LINE_BYTES:
+            return None
+    try:
+        found = fields_of(text, layout)
+    except FieldError:
+        return None
+    return found if len(found.labels) == lines else None
 
 
 def read_criteo(
@@ -63,131 +143,58 @@ def read_criteo(
     lacks or repeats columns and, with `strict`, for the first malformed line as `FILE:LINE:
     reason`.
     """
+    for piece in pieces(path, block_bytes):
+        rows = piece.rows()
+        if strict and rows.bad:
+            raise DataError(str(rows.bad[0]))
+        yield rows
+
+
+def pieces(path: str, block_bytes: int = BLOCK_BYTES) -> Iterator[Piece]:
+    """Yield the lines of a file in pieces, without the header. Raises as `read_criteo`."""
     check_input(path)
     layout = None
     with CountedFile(path) as source:
-        for text, first_line in _whole_lines(source, path, block_bytes):
-            block = np.frombuffer(text, np.uint8)
-            starts, ends = _line_bounds(block)
-            numbers = np.arange(first_line, first_line + len(starts))
-            filled = ends > starts
-            starts, ends, numbers = starts[filled], ends[filled], numbers[filled]
+        for text, number, lines in _whole_lines(source, path, block_bytes):
             if layout is None:
-                if not len(starts):
+                skipped = len(text) - len(text.lstrip(b"\r\n"))
+                if skipped == len(text):
                     continue
-                layout = detect_layout(path, int(numbers[0]), bytes(text[starts[0] : ends[0]]))
+                blank = text[:skipped].count(b"\n")
+                text, number, lines = text[skipped:], number + blank, lines - blank
+                end = text.index(b"\n") + 1
+                layout = detect_layout(path, number, text[: end - 1].removesuffix(b"\r"))
                 if layout.header:
-                    starts, ends, numbers = starts[1:], ends[1:], numbers[1:]
-            rows = _parse_block(path, block, starts, ends, numbers, layout, source.count)
-            if strict and rows.malformed:
-                raise DataError(str(next(rows.examples)))
-            yield rows
+                    text, number, lines = text[end:], number + 1, lines - 1
+            yield Piece(path, text, number, lines, layout, source.count)
     if layout is None:
         raise DataError(f"{path}: holds no line that is not blank")
 
 
-def _whole_lines(source: CountedFile, path: str, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Yield texts of whole lines, as (text, number of the first line).
+def _whole_lines(
+    source: CountedFile, path: str, block_bytes: int
+) -> Iterator[tuple[bytes, int, int]]:
+    """Yield texts of whole lines: the text, the number of the first line, the number of lines.
 
-    Every line ends in LF. The text has `parse_fields.PAD` spare bytes on either side.
+    Every line ends in LF.
     """
-    pad = bytes(parse_fields.PAD)
-    line_number, carried = 1, b""
+    number, carried = 1, b""
     for data in decoded(source, path, block_bytes):
         end = data.rfind(b"\n") + 1
         if end:
-            yield b"".join((pad, carried, data[:end], pad)), line_number
-            line_number += data.count(b"\n")
+            lines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n")))
+            yield b"".join((carried, memoryview(data)[:end])), number, lines
+            number += lines
             carried = data[end:]
         else:
             # The kept start of an overlong line is still longer than MAX_LINE_BYTES.
             carried = (carried + data)[: MAX_LINE_BYTES + 1]
     if carried:
-        yield b"".join((pad, carried, b"\n", pad)), line_number
-
-
-def _line_bounds(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the int64 offsets of the first byte of every line and of the end of every line.
-
-    The end is the offset behind the last byte; LF or CRLF is left out.
-    """
-    feeds = np.flatnonzero(block == ord("\n"))
-    starts = np.concatenate(([parse_fields.PAD], feeds[:-1] + 1))
-    # The byte before an empty line belongs to the previous line.
-    returned = (block[feeds - 1] == ord("\r")) & (feeds > starts)
-    return starts, feeds - returned
-
-
-def _parse_block(
-    path: str,
-    block: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    numbers: np.ndarray,
-    layout: LineLayout,
-    bytes_read: int,
-) -> Rows:
-    """Parse the lines between `starts` and `ends`; no line is blank."""
-    separators = np.flatnonzero(block == ord(layout.delimiter))
-    first = np.searchsorted(separators, starts)
-    whole = (np.searchsorted(separators, ends) - first == layout.columns - 1) & (
-        ends - starts <= MAX_LINE_BYTES
-    )
-    inner = separators[first[whole, None] + np.arange(layout.columns - 1)]
-    order = np.array(layout.order)
-    field_starts = np.concatenate((starts[whole, None], inner + 1), axis=1).take(order, axis=1)
-    field_ends = np.concatenate((inner, ends[whole, None]), axis=1).take(order, axis=1)
-    if layout.header:
-        field_starts, field_ends = _unquote(block, field_starts, field_ends)
-    lengths = field_ends - field_starts
-    if layout.header:
-        span = slice(0, 1 + INTEGERS)
-        lengths[:, span] = parse_fields.without_zero_fraction(
-            block, field_starts[:, span], lengths[:, span]
-        )
-        lengths[:, 1:] = parse_fields.without_missing_words(
-            block, field_starts[:, 1:], lengths[:, 1:]
-        )
-
-    label_bytes = block[field_starts[:, 0]]
-    good = (lengths[:, 0] == 1) & ((label_bytes == ord("0")) | (label_bytes == ord("1")))
-    span = slice(1, 1 + INTEGERS)
-    integers, sound = parse_fields.parse_decimal(block, field_starts[:, span], lengths[:, span])
-    good &= sound.all(axis=1)
-    span = slice(1 + INTEGERS, COLUMNS)
-    categories, sound = parse_fields.parse_hex(block, field_starts[:, span], lengths[:, span])
-    good &= sound.all(axis=1)
-    labels, missing = label_bytes - np.uint8(ord("0")), lengths[:, 1:] == 0
-
-    malformed = len(starts) - int(good.sum())
-    examples: Iterator[Malformed] = iter(())
-    if malformed:
-        bad = np.ones(len(starts), bool)
-        bad[np.flatnonzero(whole)[good]] = False
-        examples = (
-            Malformed(
-                path,
-                int(numbers[line]),
-                why_malformed(bytes(block[starts[line] : ends[line]]), layout),
-            )
-            for line in np.flatnonzero(bad)
-        )
-        labels, integers, categories, missing = (
-            array[good] for array in (labels, integers, categories, missing)
-        )
-    return Rows(labels, integers, categories, missing, malformed, examples, bytes_read)
-
-
-def _unquote(
-    block: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow the fields to the text inside the double quotes left by some csv writers."""
-    quoted = (ends - starts >= 2) & (block[starts] == ord('"')) & (block[ends - 1] == ord('"'))
-    return starts + quoted, ends - quoted
+        yield carried + b"\n", number, 1
 
 
 _INTEGER = re.compile(rb"-?[0-9]+")
-_ZERO_FRACTION = re.compile(rb"(?<=[0-9])\.0{0,%d}\Z" % parse_fields.MAX_FRACTION_ZEROS)
+_ZERO_FRACTION = re.compile(rb"(?<=[0-9])\.0{0,%d}\Z" % MAX_FRACTION_ZEROS)
 _HEX = re.compile(rb"[0-9a-fA-F]+")
 
 
@@ -202,13 +209,32 @@ def why_malformed(line: bytes, layout: LineLayout) -> str:
     if len(texts) != layout.columns:
         return _not_unicode(line) or f"{len(texts)} columns instead of {layout.columns}"
     for name, position in zip(COLUMN_NAMES, layout.order, strict=True):
-        text = texts[position]
-        if layout.header and len(text) >= 2 and text.startswith(b'"') and text.endswith(b'"'):
-            text = text[1:-1]
+        text = _unquoted(texts[position]) if layout.header else texts[position]
         problem = _field_problem(name, _as_without_header(name, text) if layout.header else text)
         if problem:
             return _not_unicode(line) or f"{name} is {_shown(text)}, {problem}"
     return ""
+
+
+def row_of(line: bytes, layout: LineLayout) -> list[int | None]:
+    """Return the values of a line that is a row, in the order of `COLUMN_NAMES`; None if missing.
+
+    The function is the plain statement of the values read by the reader.
+    """
+    texts = line.split(layout.delimiter)
+    values: list[int | None] = []
+    for name, position in zip(COLUMN_NAMES, layout.order, strict=True):
+        text = texts[position]
+        if layout.header:
+            text = _as_without_header(name, _unquoted(text))
+        values.append(int(text, 16 if name.startswith("cat_") else 10) if text else None)
+    return values
+
+
+def _unquoted(text: bytes) -> bytes:
+    """Return the text inside double quotes left by some csv writers."""
+    quoted = len(text) >= 2 and text.startswith(b'"') and text.endswith(b'"')
+    return text[1:-1] if quoted else text
 
 
 def _as_without_header(name: str, text: bytes) -> bytes:
@@ -218,7 +244,7 @@ def _as_without_header(name: str, text: bytes) -> bytes:
     """
     if not name.startswith("cat_"):
         text = _ZERO_FRACTION.sub(b"", text)
-    return b"" if name != "label" and text.lower() in parse_fields.MISSING_WORDS else text
+    return b"" if name != "label" and text.lower() in MISSING_WORDS else text
 
 
 def _field_problem(name: str, text: bytes) -> str:
@@ -230,11 +256,7 @@ def _field_problem(name: str, text: bytes) -> str:
     if name.startswith("int_"):
         if not _INTEGER.fullmatch(text):
             return "not an integer"
-        return (
-            ""
-            if len(text.lstrip(b"-")) <= parse_fields.MAX_DIGITS
-            else f"more than {parse_fields.MAX_DIGITS} digits"
-        )
+        return "" if len(text.lstrip(b"-")) <= MAX_DIGITS else f"more than {MAX_DIGITS} digits"
     if not _HEX.fullmatch(text):
         return "not hexadecimal"
     return "" if len(text) <= 8 else "more than 8 hex digits"

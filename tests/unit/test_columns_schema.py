@@ -368,10 +368,16 @@ def test_the_commands(made, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("words", [["schema", "x"], ["prepare", "table", "x", "--output", "y"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["schema", "x"],
+        ["prepare", "table", "x", "--output", "y", "--schema", "schema.toml"],
+        ["prepare", "criteo", "x", "--output", "y"],
+    ],
+)
 def test_without_pyarrow_a_line_says_what_to_type(tmp_path, words):
     (tmp_path / "schema.toml").write_text(SMALL)
-    words = [*words, *(["--schema", "schema.toml"] if words[0] == "prepare" else [])]
     program = (
         "import sys; sys.modules['pyarrow'] = None; from ecrm.cli.commands import main; "
         f"sys.exit(main({words!r}))"

@@ -1,6 +1,7 @@
 """The Criteo reader: what it accepts and what it refuses, with every block size."""
 
 import gzip
+import itertools
 import random
 import re
 import tarfile
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from ecrm.base.errors import DataError, UsageError
-from ecrm.data import parse_fields
+from ecrm.data import criteo
 from ecrm.data.categories import KAGGLE
-from ecrm.data.criteo import MAX_LINE_BYTES, read_criteo, why_malformed
+from ecrm.data.criteo import MAX_LINE_BYTES, read_criteo, row_of, why_malformed
+from ecrm.data.criteo_fields import FieldError, fields_of
 from ecrm.data.criteo_text import format_rows
 from ecrm.data.generate import Population
 from ecrm.data.layout import COLUMN_NAMES, detect_layout
@@ -23,7 +25,7 @@ from support.paths import TERABYTE_HEAD
 BLOCK_SIZES = (1, 7, 300, 4096, 1 << 20)
 
 
-def fields_of(number: int = 0) -> list[str]:
+def fields_by_hand(number: int = 0) -> list[str]:
     """The 40 fields of some sound row."""
     return [
         str(number % 2),
@@ -34,7 +36,7 @@ def fields_of(number: int = 0) -> list[str]:
 
 def line(number: int = 0, delimiter: str = "\t", **changed: str) -> str:
     """A sound row as text but for the fields given by name."""
-    values = dict(zip(COLUMN_NAMES, fields_of(number), strict=True)) | changed
+    values = dict(zip(COLUMN_NAMES, fields_by_hand(number), strict=True)) | changed
     return delimiter.join(values.values())
 
 
@@ -133,7 +135,7 @@ def test_malformed_lines_are_skipped_counted_and_named_with_their_line(
 ):
     bad = {
         3: (line() + "\tx", "41 columns instead of 40"),
-        4: ("\t".join(fields_of()[:39]), "39 columns instead of 40"),
+        4: ("\t".join(fields_by_hand()[:39]), "39 columns instead of 40"),
         6: (line(int_4="12.5"), "int_4 is '12.5', not an integer"),
         7: (line(int_12="-"), "int_12 is '-', not an integer"),
         8: (line(int_0="+1"), "int_0 is '+1', not an integer"),
@@ -163,7 +165,7 @@ def test_malformed_lines_are_skipped_counted_and_named_with_their_line(
     assert malformed == len(bad)
     assert [str(e) for e in examples] == [f"{path}:{n}: {reason}" for n, (_, reason) in bad.items()]
     assert as_lists(*arrays) == [
-        [int(f, 10 if i < 14 else 16) for i, f in enumerate(fields_of(n))]
+        [int(f, 10 if i < 14 else 16) for i, f in enumerate(fields_by_hand(n))]
         for n in range(1, 27)
         if n not in bad and n not in blank
     ]
@@ -232,43 +234,93 @@ def test_the_reader_agrees_with_the_plain_statement_on_mutated_csv(tmp_path):
         if (why := why_malformed(line(n - 2, ",", **row).encode(), layout))
     }
     assert 300 < len(problems) < 2700
+    lines = path.read_bytes().split(b"\n")
+    expected = [
+        row_of(one, layout) for n, one in enumerate(lines, 1) if n > 1 and n not in problems
+    ]
     for block_bytes in (1000, 1 << 20):
-        *_, malformed, examples = read_all(path, block_bytes=block_bytes)
+        *arrays, malformed, examples = read_all(path, block_bytes=block_bytes)
         assert {e.line: e.reason for e in examples} == problems and malformed == len(problems)
+        assert as_lists(*arrays) == expected
+    sound = [row for n, row in enumerate(changed, 2) if n not in problems]
+    path.write_text(as_csv(*sound))
+    lines = path.read_bytes().split(b"\n")[1:]
+    *arrays, malformed, _ = read_all(path)
+    assert as_lists(*arrays) == [row_of(one, layout) for one in lines] and malformed == 0
 
 
-def test_every_two_character_text_is_a_number_or_not():
-    pairs = np.array([[a, b] for a in range(256) for b in range(256)], np.uint8)
-    pad = np.zeros(parse_fields.PAD, np.uint8)
-    block, starts = (
-        np.concatenate((pad, pairs.ravel(), pad)),
-        parse_fields.PAD + 2 * np.arange(65536),
-    )
-    for parse, pattern, base in (
-        (parse_fields.parse_hex, rb"[0-9a-fA-F]{2}", 16),
-        (parse_fields.parse_decimal, rb"-?[0-9]{1,2}", 10),
-    ):
-        values, good = parse(block, starts, np.full(65536, 2))
-        texts = [bytes(pair) for pair in pairs]
-        expected = [re.fullmatch(pattern, text) is not None for text in texts]
-        assert good.tolist() == expected
-        assert [values[i] for i in np.flatnonzero(good)] == [
-            int(texts[i], base) for i in np.flatnonzero(good)
-        ]
+LAYOUT = detect_layout("", 1, line().encode())
+
+
+def values_of(name: str, texts: list[bytes]) -> list[int]:
+    """The values of a column of lines, by pyarrow alone; raises FieldError."""
+    lines = [line(**{name: "@"}).encode().replace(b"@", text) + b"\n" for text in texts]
+    found = fields_of(b"".join(lines), LAYOUT)
+    if name == "label":
+        return found.labels.tolist()
+    kind, place = name.split("_")
+    return (found.integers if kind == "int" else found.categories)[:, int(place)].tolist()
+
+
+def test_every_number_of_up_to_two_characters_is_read():
+    digits = "0123456789abcdefABCDEF"
+    hexes = ["", *digits, *("".join(pair) for pair in itertools.product(digits, repeat=2))]
+    assert values_of("cat_3", [text.encode() for text in hexes]) == [
+        int(text or "0", 16) for text in hexes
+    ]
+    numbers = [
+        "",
+        *(f"{sign}{n:0{width}}" for sign in ("", "-") for width in (1, 2) for n in range(10)),
+    ]
+    assert values_of("int_3", [text.encode() for text in numbers]) == [int(n or 0) for n in numbers]
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"), [("cat_3", rb"[0-9a-fA-F]"), ("int_3", rb"[0-9]"), ("label", rb"[01]")]
+)
+def test_every_other_character_makes_a_line_doubtful(name, allowed):
+    """Every byte of ASCII but the ends of fields and lines, at the end of a field."""
+    for byte in {*range(128), 255} - set(b"\t\n\r"):
+        text = bytes([byte]) if name == "label" else b"1" + bytes([byte])
+        if re.fullmatch(allowed, text[-1:]):
+            values_of(name, [text])
+        else:
+            with pytest.raises(FieldError):
+                values_of(name, [text])
 
 
 def test_numbers_of_every_length():
-    texts = [b"%d" % (sign * 10**digits // 7) for digits in range(1, 19) for sign in (1, -1)] + [
-        b"000000000000000012",
-        b"",
-    ]
-    pad = bytes(parse_fields.PAD)
-    block = np.frombuffer(pad + b"".join(texts) + pad, np.uint8)
-    lengths = np.array([len(t) for t in texts])
-    values, good = parse_fields.parse_decimal(
-        block, parse_fields.PAD + np.cumsum(lengths) - lengths, lengths
+    texts = [b"%d" % (sign * 10**digits // 7) for digits in range(1, 18) for sign in (1, -1)]
+    texts += [b"000000000000000012", b"", b"9" * 18]
+    assert values_of("int_5", texts) == [int(text or b"0") for text in texts]
+    hexes = [b"%x" % (2**bits - 1) for bits in range(1, 33)]
+    assert values_of("cat_5", hexes) == [2**bits - 1 for bits in range(1, 33)]
+    for name, text in (("int_5", b"-" + b"9" * 18), ("int_5", b"0" * 19), ("cat_5", b"0" * 9)):
+        with pytest.raises(FieldError):
+            values_of(name, [text])
+
+
+def test_a_longest_negative_number_is_read(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text(line(int_5="-" + "9" * 18) + "\n")
+    assert read_all(path)[1][0, 5] == -999_999_999_999_999_999
+
+
+def test_few_malformed_lines_are_found_by_halving(tmp_path, monkeypatch):
+    """Lines are judged one by one only beside a malformed line."""
+    judged = []
+    monkeypatch.setattr(
+        criteo, "why_malformed", lambda *words: judged.append(0) or why_malformed(*words)
     )
-    assert good.all() and values.tolist() == [int(t or b"0") for t in texts]
+    path = tmp_path / "train.txt"
+    bad = {100, 3000}
+    path.write_text(
+        "".join(line(n, **({"int_0": "x"} if n in bad else {})) + "\n" for n in range(4000))
+    )
+    *arrays, malformed, examples = read_all(path)
+    assert [one.line for one in examples] == [101, 3001] and malformed == 2
+    assert as_lists(*arrays) == reference(path.read_bytes())[0]
+    assert 2 <= len(judged) <= 64
 
 
 def test_strict_stops_at_the_first_malformed_line(tmp_path):
@@ -392,8 +444,8 @@ def test_header_in_any_order_with_further_columns(tmp_path, delimiter, names, sh
 
     lines = [
         row(names),
-        *(row([*fields_of(n), f"row {n}"]) for n in range(5)),
-        row([*fields_of(5)[:39], "x", "row 5"]),
+        *(row([*fields_by_hand(n), f"row {n}"]) for n in range(5)),
+        row([*fields_by_hand(5)[:39], "x", "row 5"]),
     ]
     path.write_text("\ufeff" + "\r\n".join(lines), newline="")
     plain = tmp_path / "plain"

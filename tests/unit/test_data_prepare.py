@@ -129,10 +129,17 @@ def test_a_row_comes_out_the_same_whatever_file_it_stands_in(rows, tmp_path):
         assert np.array_equal(whole, np.delete(parts, 777, axis=0))
 
 
-def test_the_same_input_gives_the_same_dataset_whatever_the_block_size(rows, tmp_path):
-    prepare([str(rows)], str(tmp_path / "a"))
-    prepare([str(rows)], str(tmp_path / "b"), block_bytes=4321)
+def test_the_same_input_gives_the_same_dataset_whatever_blocks_and_threads(rows, tmp_path):
+    dirty = tmp_path / "dirty"
+    lines = rows.read_text().splitlines()
+    dirty.write_text("\n".join([*lines[:900], "bad", "", *lines[900:1500], "worse"]))
+    inputs = [str(rows), str(dirty)]
+    prepare(inputs, str(tmp_path / "a"), threads=1)
+    prepare(inputs, str(tmp_path / "b"), block_bytes=4321, threads=3)
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
+    assert b"dirty:901: 1 columns instead of 40" in tree(tmp_path / "a")["malformed.txt"]
+    with pytest.raises(UsageError, match="--threads 0: type at least 1"):
+        prepare(inputs, str(tmp_path / "c"), threads=0)
 
 
 def test_default_hash_sizes_leave_room_for_both_published_sets():
@@ -458,7 +465,7 @@ def test_memory_does_not_grow_with_the_file(rows, tmp_path):
     peaks = []
     for path in (rows, large):
         tracemalloc.start()
-        prepare([str(path)], str(tmp_path / f"out {path.name}"), block_bytes=1 << 16)
+        prepare([str(path)], str(tmp_path / f"out {path.name}"), block_bytes=1 << 16, threads=1)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0] and large.stat().st_size > 5 * peaks[1]

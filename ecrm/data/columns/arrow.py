@@ -13,7 +13,7 @@ try:
     import pyarrow.types
 except ImportError as error:
     raise UsageError(
-        f"Parquet, Arrow and CSV files are read with pyarrow, which cannot be imported ({error})",
+        f"input files are read with pyarrow, which cannot be imported ({error})",
         otherwise='type pip install "ecrm[tables]", or pip install pyarrow',
     ) from error
 

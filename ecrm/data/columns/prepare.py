@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,13 +25,10 @@ from ecrm.data.columns.files import pieces
 from ecrm.data.columns.schema import Schema
 from ecrm.data.columns.times import Clock
 from ecrm.data.columns.writer import Writer
-from ecrm.data.copying import copy_rows
+from ecrm.data.copying import Threads, copy_rows
 from ecrm.data.malformed import Skipped, check_share
 from ecrm.data.output import check_replaceable, write_synced
 from ecrm.data.text_file import check_inputs
-
-_AHEAD = 2
-"""Pieces read ahead of the threads at work."""
 
 
 def prepare_table(
@@ -60,24 +55,24 @@ def prepare_table(
     failed write.
     """
     check_share(max_malformed)
-    if threads is not None and threads < 1:
-        raise UsageError(f"--threads {threads}: type at least 1")
     if not inputs:
         raise UsageError("prepare needs at least one input file")
     input_bytes = check_inputs(inputs)
     known = known_values(vocabularies, schema) if vocabularies is not None else {}
-    threads = threads or len(os.sched_getaffinity(0))
-    pyarrow.set_cpu_count(threads)
+    workers = Threads(threads)
+    pyarrow.set_cpu_count(workers.count)
     target = Path(os.path.realpath(output_dir))
     replaceable = partial(check_replaceable, target, info.FORMAT, force)
     with staged_directory(target, replaceable) as staged:
         with ExitStack() as stack:
             writer = Writer(stack, staged, schema, known)
             skipped = Skipped(stack, staged / dataset_info.MALFORMED, progress)
-            pool = stack.enter_context(ThreadPoolExecutor(threads))
-            clock = Clock(schema)
             read = partial(
-                _converted, schema=schema, strict=strict, pool=pool, ahead=threads, clock=clock
+                _converted,
+                schema=schema,
+                strict=strict,
+                threads=stack.enter_context(workers),
+                clock=Clock(schema),
             )
             sources = copy_rows(inputs, input_bytes, read, writer, skipped, progress, max_malformed)
             skipped.finish()
@@ -121,9 +116,9 @@ def known_values(directory: Path, schema: Schema) -> dict[str, list[str]]:
 
 
 def _converted(
-    path: str, schema: Schema, strict: bool, pool: ThreadPoolExecutor, ahead: int, clock: Clock
+    path: str, schema: Schema, strict: bool, threads: Threads, clock: Clock
 ) -> Iterator[Converted]:
-    """Yield the converted blocks of a file in order; pieces are converted on threads.
+    """Yield the converted blocks of a file in order.
 
     Pieces up to the first time are converted in turn: the others must agree with that time.
     """
@@ -131,22 +126,7 @@ def _converted(
     def work(piece: Piece) -> Converted:
         return convert(piece.block(), schema, clock)
 
-    waiting: deque[Future[Converted]] = deque()
-    found = pieces(path, schema)
-    more = True
-    try:
-        while more or waiting:
-            while more and len(waiting) < (ahead + _AHEAD if clock.is_set else 1):
-                piece = next(found, None)
-                if piece is None:
-                    more = False
-                else:
-                    waiting.append(pool.submit(work, piece))
-            if waiting:
-                converted = waiting.popleft().result()
-                if strict and converted.bad:
-                    raise DataError(str(converted.bad[0]))
-                yield converted
-    finally:
-        for future in waiting:
-            future.cancel()
+    for converted in threads.in_order(pieces(path, schema), work, lambda: not clock.is_set):
+        if strict and converted.bad:
+            raise DataError(str(converted.bad[0]))
+        yield converted
