@@ -127,6 +127,40 @@ def scrub(rows: Sequence[Row]) -> list[str]:
     return markdown(header, lines)
 
 
+def prepare(rows: Sequence[Row]) -> list[str]:
+    """Rows of Criteo text prepared a second, by the number of threads."""
+    header = (
+        "contender",
+        "threads",
+        "rows a second of CPU time, thousand",
+        "CPU time / pyarrow alone",
+        "rows a second by the clock, thousand",
+        "on free cores, computed, thousand",
+    )
+
+    def thousands(row: Row, field: str) -> str:
+        return f"{float(row[field]) / 1000:,.0f}"
+
+    def with_spread(row: Row, field: str) -> str:
+        low, high = (thousands(row, f"{field}_{part}") for part in ("p20", "p80"))
+        return f"{thousands(row, field)} ({low} to {high})"
+
+    return markdown(
+        header,
+        (
+            (
+                str(row["contender"]),
+                str(row["threads"]),
+                with_spread(row, "rows_per_cpu_second"),
+                f"{float(row['cpu_over_floor']):.2f}",
+                with_spread(row, "rows_per_second"),
+                thousands(row, "rows_per_second_of_free_cores"),
+            )
+            for row in rows
+        ),
+    )
+
+
 def gpu(rows: Sequence[Row]) -> list[str]:
     """Bandwidth of the kernels on a GPU, beside that of a copy and the time of a peer."""
     header = ("kernel", "dtype", "rows", "bytes a row", "ms", "GB/s", "of a copy", "FBGEMM, ms")
@@ -551,6 +585,7 @@ TABLES: dict[str, Table | Picture] = {
         sourced=False,
     ),
     "recovery": Table("recovery.csv", recovery),
+    "prepare": Table("prepare.csv", prepare),
     "scrub": Table("scrub.csv", scrub),
     "checkpoint": Table("checkpoint.csv", checkpoint),
     "checkpoint runs": Table("checkpoint_runs.csv", checkpoint_runs),

@@ -1,11 +1,13 @@
 """Benchmarks at their smallest size: they measure what they say."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 
 from support.benchmarking import measured, program, read
+from support.paths import ROOT
 
 
 @pytest.mark.drill
@@ -136,6 +138,25 @@ def test_scrub(committed_results, benchmark_data, tmp_path):
     assert [int(line["rows_per_step"]) for line in lines] == list(benchmark.ROWS_PER_STEP)
     assert [float(line["ratio_to_0"]) > 0 for line in lines] == [True] * len(lines)
     assert all(int(line["rows_checked_per_step"]) > 0 for line in lines[1:])
+
+
+def test_prepare(committed_results, tmp_path, capsys):
+    target = tmp_path / "prepare.csv"
+    program("bench_prepare").main(["--smoke", "--checkout", str(ROOT), "--csv", str(target)])
+    lines = measured(target)
+    assert "prepare criteo of" in capsys.readouterr().out
+    assert {line["threads"] for line in lines} == {"1", str(len(os.sched_getaffinity(0)))}
+    by_name = {line["contender"].split(" of ")[0]: line for line in lines}
+    assert set(by_name) == {"prepare criteo", "prepare table", "pyarrow alone"}
+    assert len({line["data_sha256"] for line in lines if "criteo" in line["contender"]}) == 1
+    assert bool(by_name["prepare table"]["data_sha256"]) and int(by_name["prepare table"]["rows"])
+    for line in lines:
+        assert 0 < float(line["main_thread_share"]) <= 1.01
+        free, cpu = (
+            float(line[name]) for name in ("rows_per_second_of_free_cores", "rows_per_cpu_second")
+        )
+        assert 0 < free <= 1.01 * cpu * int(line["threads"])
+        assert (line["contender"] != "pyarrow alone") or float(line["cpu_over_floor"]) == 1
 
 
 def test_a_smoke_run_goes_to_a_folder_of_its_own(tmp_path):
