@@ -54,7 +54,10 @@ _SIGNATURES = {
         _INT,
         [_POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _POINTER, _POINTER, _INT],
     ),
-    "ecrm_unique_by_unit": (_INT, [_POINTER, _INT, _INT, _POINTER, _POINTER]),
+    "ecrm_unique_by_unit": (
+        _INT,
+        [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER],
+    ),
     "ecrm_split_by_shard": (None, [_POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER]),
     "ecrm_split_by_unit": (ctypes.c_int, [_POINTER, _INT, _INT, _POINTER, _POINTER]),
     "ecrm_scatter_add": (

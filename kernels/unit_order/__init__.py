@@ -8,15 +8,28 @@ all are below 2^62 (not checked). All functions raise TypeError or ValueError, w
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ecrm.kernels import check, dispatch, native
 
-__all__ = ["split_by_shard", "split_by_unit", "unique_by_unit"]
+__all__ = ["Uses", "split_by_shard", "split_by_unit", "unique_by_unit", "unique_with_uses"]
 
 _LARGEST = (1 << 63) - 1
+
+
+class Uses(NamedTuple):
+    """The uses of each of U unique rows, n in all.
+
+    Args:
+        starts: int32 [U + 1]. The uses of row u are `order[starts[u] : starts[u + 1]]`.
+        order: int32 [n]. The places of the uses, ascending for each row.
+    """
+
+    starts: Tensor
+    order: Tensor
 
 
 def unique_by_unit(rows: Tensor, units: int, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -35,9 +48,38 @@ def unique_by_unit(rows: Tensor, units: int, backend: str = "auto") -> tuple[Ten
         return reference.unique_by_unit(rows, units)
     unique, places = torch.empty_like(rows), torch.empty_like(rows)
     count = native.library().ecrm_unique_by_unit(
-        rows.data_ptr(), rows.shape[0], units, unique.data_ptr(), places.data_ptr()
+        rows.data_ptr(), rows.shape[0], units, unique.data_ptr(), places.data_ptr(), None, None
     )
     return unique[:count], places
+
+
+def unique_with_uses(
+    rows: Tensor, units: int, backend: str = "auto"
+) -> tuple[Tensor, Tensor, Uses]:
+    """As `unique_by_unit`, with the uses of each unique row, from the same sort.
+
+    `rows` has fewer than 2^31 elements.
+    """
+    chosen = _choose("unique_with_uses", rows, units, backend)
+    if rows.shape[0] >> 31:
+        raise ValueError(f"{rows.shape[0]} rows, needed: fewer than 2^31")
+    if chosen == "reference":
+        from ecrm.kernels.unit_order import reference
+
+        return reference.unique_with_uses(rows, units)
+    unique, places = torch.empty_like(rows), torch.empty_like(rows)
+    starts = torch.empty(rows.shape[0] + 1, dtype=torch.int32)
+    order = torch.empty(rows.shape[0], dtype=torch.int32)
+    count = native.library().ecrm_unique_by_unit(
+        rows.data_ptr(),
+        rows.shape[0],
+        units,
+        unique.data_ptr(),
+        places.data_ptr(),
+        starts.data_ptr(),
+        order.data_ptr(),
+    )
+    return unique[:count], places, Uses(starts[: count + 1], order)
 
 
 def split_by_unit(

@@ -61,7 +61,7 @@ static void sort_by_key(std::vector<typename Form::Entry>& entries, uint64_t lar
 template <typename Form>
 static int64_t unique_by_unit(const int64_t* rows, int64_t n, const Divider& divider,
                               uint64_t span, uint64_t largest, int64_t* unique, int64_t* places,
-                              Form form) {
+                              int32_t* starts, int32_t* uses, Form form) {
   std::vector<typename Form::Entry> entries(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t row = static_cast<uint64_t>(rows[i]), period = divider.quotient(row);
@@ -72,8 +72,12 @@ static int64_t unique_by_unit(const int64_t* rows, int64_t n, const Divider& div
   uint64_t before = 0;
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t key = form.key(entries[i]), place = form.place(entries[i]);
-    if (i == 0 || key != before) unique[count++] = rows[place];
+    if (i == 0 || key != before) {
+      if (starts != nullptr) starts[count] = static_cast<int32_t>(i);
+      unique[count++] = rows[place];
+    }
     places[place] = count - 1;
+    if (uses != nullptr) uses[i] = static_cast<int32_t>(place);
     before = key;
   }
   return count;
@@ -82,19 +86,28 @@ static int64_t unique_by_unit(const int64_t* rows, int64_t n, const Divider& div
 }  // namespace ecrm
 
 // Writes the unique rows to unique, unit by unit and ascending in each, and to places where each of
-// rows is among them; returns how many there are. Rows are at least 0, n below 2^32.
+// rows is among them; returns how many there are. Rows are at least 0, n below 2^32. Unless null,
+// starts gets where the uses of each unique row begin in uses, and after them n; uses gets the
+// places in rows, row by row and ascending in each, for n below 2^31.
 ECRM_ENTRY int64_t ecrm_unique_by_unit(const int64_t* rows, int64_t n, int64_t units,
-                                       int64_t* unique, int64_t* places) {
+                                       int64_t* unique, int64_t* places, int32_t* starts,
+                                       int32_t* uses) {
   using namespace ecrm;
+  if (starts != nullptr) starts[0] = 0;
   if (n == 0) return 0;
   const Divider divider(static_cast<uint64_t>(units));
   const uint64_t span =
       divider.quotient(static_cast<uint64_t>(*std::max_element(rows, rows + n))) + 1;
   const uint64_t largest = divider.by * span - 1;
   const int place_bits = bits_of(static_cast<uint64_t>(n - 1));
-  if (bits_of(largest) + place_bits <= 64)
-    return unique_by_unit(rows, n, divider, span, largest, unique, places, InOneWord{place_bits});
-  return unique_by_unit(rows, n, divider, span, largest, unique, places, InTwoWords{});
+  const int64_t count =
+      bits_of(largest) + place_bits <= 64
+          ? unique_by_unit(rows, n, divider, span, largest, unique, places, starts, uses,
+                           InOneWord{place_bits})
+          : unique_by_unit(rows, n, divider, span, largest, unique, places, starts, uses,
+                           InTwoWords{});
+  if (starts != nullptr) starts[count] = static_cast<int32_t>(n);
+  return count;
 }
 
 // Writes rows[i] / units to periods and how many rows are of each unit to counts; returns whether

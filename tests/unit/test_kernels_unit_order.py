@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ecrm.kernels.unit_order import split_by_shard, split_by_unit, unique_by_unit
+from ecrm.kernels.unit_order import (
+    split_by_shard,
+    split_by_unit,
+    unique_by_unit,
+    unique_with_uses,
+)
 from ecrm.placement.stripes import RowLayout, StripeShape
 
 BACKENDS = ("reference", "cpu")
@@ -24,6 +29,20 @@ def test_unique_rows_lie_unit_by_unit_and_every_row_finds_its_place(backend, uni
     assert unique.tolist() == sorted(set(rows.tolist()), key=lambda row: (row % units, row))
     assert torch.equal(unique[places], rows)
     assert rows.tolist() == _rows(n, most, units).tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("units", [1, 3, 4])
+@pytest.mark.parametrize(("n", "most"), [(0, 1), (1, 1), (60, 40), (3000, 1 << 20), (500, 1 << 62)])
+def test_the_uses_of_every_unique_row_come_with_it(backend, units, n, most):
+    rows = _rows(n, most, units)
+    unique, places, uses = unique_with_uses(rows, units, backend=backend)
+    for one, other in zip((unique, places), unique_by_unit(rows, units)):
+        assert torch.equal(one, other)
+    assert uses.starts.dtype == uses.order.dtype == torch.int32
+    found = [part.tolist() for part in uses.order.split(uses.starts.diff().tolist())] if n else []
+    wanted = [(rows == row).nonzero().flatten().tolist() for row in unique]
+    assert found == wanted and uses.starts[0] == 0 and uses.starts[-1] == n
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
