@@ -32,6 +32,11 @@ hashes of rows. Compared with
                     of the sum.
   sha256            hashlib on the same bytes.
 
+unique_with_uses sorts a slot's ids, and segment_sum adds the gradients of its bags by row, divides
+and tests them. Compared with
+  torch             unique, and a stable sort of the places.
+  two passes        scatter_add, then divide.
+
 pieces packs the rows of a slot for a thousand ranks, and places them again. Compared with
   torch             index_select and index_copy_, a call for each rank.
 The second case has no peer: split, requests, gradients, messages packed and rows collected.
@@ -85,7 +90,7 @@ from lib.kernel_rows import (
     logged_case,
     scatter_add_case,
 )
-from lib.kernel_slots import messages_cases
+from lib.kernel_slots import bag_cases, messages_cases
 
 COEFFICIENT = 29
 FLOOR_SOURCE = """
@@ -504,6 +509,10 @@ def main(arguments: list[str] | None = None) -> None:
     cases.append(digest_case(options.rows // 32, options.dimension))
     for batch, dimension in ((32, 16),) if options.smoke else ((1024, 64), (2048, 128)):
         cases += interaction_cases(batch, dimension)
+    for batch, ids, dimension in (
+        ((8, 3, 16),) if options.smoke else ((2048, 1, 128), (512, 20, 128))
+    ):
+        cases += bag_cases(batch, ids, dimension)
     cases += messages_cases(*((20, 500) if options.smoke else (1000, 20_000)))
     for case in cases:
         if options.only not in case.name:

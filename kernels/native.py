@@ -67,6 +67,8 @@ _SIGNATURES = {
     "ecrm_first_bad_piece": (_INT, [_INT, _POINTER, _INT]),
     "ecrm_copy_pieces": (None, [_POINTER, _POINTER, _INT]),
     "ecrm_divide": (ctypes.c_int, [_POINTER, _POINTER, _INT, ctypes.c_float]),
+    "ecrm_segment_sum": (ctypes.c_int, [_POINTER]),
+    "ecrm_uses_fit": (ctypes.c_int, [_POINTER, _INT, _POINTER, _INT]),
     "ecrm_row_digest": (None, [_POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER]),
     "ecrm_dot_interaction_room": (_INT, [_INT, _INT]),
     "ecrm_dot_interaction": (

@@ -1,10 +1,14 @@
-"""Jobs of bench_kernels.py on a slot's work: its messages, the order of its ids, its bags."""
+"""Jobs of bench_kernels.py on a slot: its messages, its ids in order, the sums of its bags."""
 
 from __future__ import annotations
 
 import torch
 
+from ecrm.kernels.divide import divide
 from ecrm.kernels.pieces import Piece, copy_pieces
+from ecrm.kernels.scatter_add import scatter_add
+from ecrm.kernels.segment_sum import segment_sum
+from ecrm.kernels.unit_order import unique_with_uses
 from ecrm.placement.assignment import initial_view
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.protection.routing import SlotRequests
@@ -67,4 +71,60 @@ def messages_cases(ranks: int, wanted: int) -> list[Case]:
     return [
         Case(name, len(rows), 4 * DIM, contenders, lambda: packed),
         Case(f"{name}, split and requests too", len(rows), 4 * DIM, alone, lambda: collected[0]),
+    ]
+
+
+def bag_cases(batch: int, ids: int, dimension: int) -> list[Case]:
+    """A slot of 26 features with `ids` ids a bag: its ids sorted, its gradients summed by row."""
+    features, most = 26, 100_000
+    generator = torch.Generator().manual_seed(11)
+    numbers = (torch.rand(features, batch * ids, generator=generator) ** 5 * most).long()
+    wanted = (numbers + torch.arange(features).unsqueeze(1) * most).view(-1)
+    found = [unique_with_uses(wanted, 1)]
+
+    def sort() -> None:
+        found[0] = unique_with_uses(wanted, 1, backend="cpu")
+
+    def sort_by_torch() -> None:
+        _, places = wanted.unique(return_inverse=True)
+        places.argsort(stable=True)
+
+    rows, places, uses = found[0]
+    pooled = zeros(batch * features, dimension).normal_(generator=generator)
+    samples = torch.arange(batch) * features + torch.arange(features).unsqueeze(1)
+    bags = samples.view(-1).repeat_interleave(ids)
+    sums = [zeros(len(rows), dimension), zeros(len(rows), dimension)]
+
+    def ours() -> None:
+        segment_sum(sums[0], uses, pooled, bags, 3.0, backend="cpu")
+
+    def theirs() -> None:
+        seen = torch.zeros(len(rows), dtype=torch.uint8)
+        scatter_add(sums[1], places, pooled, seen=seen, picked=bags, backend="cpu")
+        divide(sums[1], 3.0, backend="cpu")
+
+    ours()
+    theirs()
+    if not torch.equal(*sums):
+        raise SystemExit("segment_sum and scatter_add with divide disagree")
+    name = f"{ids} ids a bag"
+    counted = 4 * dimension * (len(pooled) + len(rows)) + 12 * len(bags) + 4 * len(rows)
+    return [
+        Case(
+            f"ids of a slot sorted, {name}",
+            len(wanted),
+            8,
+            [
+                Contender("unique_with_uses", sort, 20 * len(wanted) + 12 * len(rows)),
+                Contender("torch", sort_by_torch, 20 * len(wanted) + 12 * len(rows)),
+            ],
+            lambda: found[0][1],
+        ),
+        Case(
+            f"gradients of bags by row, divided by 3 slots, {name}",
+            len(rows),
+            4 * dimension,
+            [Contender("segment_sum", ours, counted), Contender("two passes", theirs, counted)],
+            lambda: sums[0],
+        ),
     ]

@@ -46,6 +46,8 @@ constexpr int64_t kFloats = 8;
 ECRM_INLINE Floats floats_fused(Floats a, Floats b, Floats c) {
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
+ECRM_INLINE void floats_stream(float* to, Floats value) { _mm256_stream_ps(to, (__m256)value); }
+ECRM_INLINE void stream_end() { _mm_sfence(); }
 ECRM_INLINE Floats floats_sqrt(Floats a) { return (Floats)_mm256_sqrt_ps((__m256)a); }
 ECRM_INLINE Doubles doubles_sqrt(Doubles a) {
   __m256d x[2];

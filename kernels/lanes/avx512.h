@@ -52,6 +52,8 @@ constexpr int64_t kFloats = 16;
 ECRM_INLINE Floats floats_fused(Floats a, Floats b, Floats c) {
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
+ECRM_INLINE void floats_stream(float* to, Floats value) { _mm512_stream_ps(to, (__m512)value); }
+ECRM_INLINE void stream_end() { _mm_sfence(); }
 ECRM_INLINE Floats floats_sqrt(Floats a) { return (Floats)_mm512_sqrt_ps((__m512)a); }
 ECRM_INLINE Doubles doubles_sqrt(Doubles a) {
   __m512d x[2];

@@ -49,6 +49,8 @@ ECRM_INLINE Floats floats_fused(Floats a, Floats b, Floats c) {
   for (int i = 0; i < kFloats; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return c;
 }
+ECRM_INLINE void floats_stream(float* to, Floats value) { memcpy(to, &value, sizeof value); }
+ECRM_INLINE void stream_end() {}
 ECRM_INLINE Floats floats_sqrt(Floats a) {
   for (int i = 0; i < kFloats; ++i) a[i] = __builtin_sqrtf(a[i]);
   return a;

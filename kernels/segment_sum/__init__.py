@@ -1,0 +1,97 @@
+"""Sum the values of each row's uses, divide the sums, and test that all are finite: one pass."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from ecrm.kernels import check, dispatch, native
+from ecrm.kernels.unit_order import Uses
+
+__all__ = ["segment_sum"]
+
+
+class _Sums(ctypes.Structure):
+    """`ecrm::Sums` of cpu.cpp, field by field."""
+
+    _fields_ = [
+        ("out", ctypes.c_void_p),
+        ("out_stride", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("dimension", ctypes.c_int64),
+        ("starts", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("value_stride", ctypes.c_int64),
+        ("picked", ctypes.c_void_p),
+        ("divisor", ctypes.c_float),
+    ]
+
+
+def segment_sum(
+    out: torch.Tensor,
+    uses: Uses,
+    values: torch.Tensor,
+    picked: torch.Tensor | None = None,
+    divisor: float = 1.0,
+    backend: str = "auto",
+) -> bool:
+    """Sum values row by row, and return whether all results are finite.
+
+    Row u of `out` becomes the sum of `values[picked[use]]` over the row's uses, in their order,
+    from zero on, divided by `divisor`. A row without uses becomes zeros. Matrices may be views with
+    a row stride if rows are contiguous.
+
+    Legend: U rows of D floats, n uses.
+
+    Args:
+        out: float32 [U, D], overwritten. Not checked: that its memory is not that of `values`.
+        uses: The uses of the U rows, n in all.
+        values: float32 [n, D]; with `picked` any number of rows.
+        picked: int64 [n], contiguous; may repeat. None: use i has `values[i]`.
+        divisor: Rounded to float32.
+
+    Raises TypeError or ValueError, with the numbers, before anything is written.
+    """
+    count = uses.order.shape[0]
+    check.matrix("out", out, (torch.float32,), written=True)
+    check.matrix("values", values, (torch.float32,))
+    check.shape("starts", uses.starts, (out.shape[0] + 1,))
+    check.shape("values", values, (count if picked is None else values.shape[0], out.shape[1]))
+    tensors = {"out": out, "values": values, "starts": uses.starts, "order": uses.order}
+    if picked is not None:
+        check.shape("picked", picked, (count,))
+        check.row_numbers("picked", picked, values.shape[0])
+        tensors["picked"] = picked
+    for name, tensor in (("starts", uses.starts), ("order", uses.order)):
+        if tensor.dtype != torch.int32 or tensor.dim() != 1 or not tensor.is_contiguous():
+            raise TypeError(
+                f"{name} is {tensor.dtype} {list(tensor.shape)}, "
+                "needed: torch.int32 of one dimension, contiguous"
+            )
+    device = check.one_device(tensors)
+    chosen = dispatch.choose("segment_sum", backend, device, has_triton=False)
+    if device.type == "cpu" and not native.library().ecrm_uses_fit(
+        uses.starts.data_ptr(), out.shape[0], uses.order.data_ptr(), count
+    ):
+        raise ValueError(f"uses are not {count} places in the order of {out.shape[0]} rows")
+    if chosen == "reference":
+        from ecrm.kernels.segment_sum import reference
+
+        return reference.segment_sum(
+            out, uses, values if picked is None else values[picked], divisor
+        )
+    sums = _Sums(
+        out=out.data_ptr(),
+        out_stride=check.row_stride(out),
+        rows=out.shape[0],
+        dimension=out.shape[1],
+        starts=uses.starts.data_ptr(),
+        order=uses.order.data_ptr(),
+        values=values.data_ptr(),
+        value_stride=check.row_stride(values),
+        picked=None if picked is None else picked.data_ptr(),
+        divisor=divisor,
+    )
+    return bool(native.library().ecrm_segment_sum(ctypes.byref(sums)))
