@@ -38,6 +38,7 @@ from ecrm.session.determinism_check import check_same
 from ecrm.session.feed import DrawnBatch, Feed
 from ecrm.session.streams import ENDED
 from ecrm.tables.batch_rows import BatchRows
+from ecrm.tables.pooling import BagGradients
 from ecrm.tables.row_source import FetchedRows, RowSource
 from ecrm.transport.message import Received
 
@@ -214,6 +215,7 @@ class SlotWork:
         self._source, self._doing, self.skips = source, doing, skips
         self._logged: dict[str, float] | None = None
         self._leaves: list[Tensor] = []
+        self._unsummed: dict[int, BagGradients] = {}
         self._scaler_calls: int | None = None
         self._hook: RemovableHandle | None = None
         self._skipped = self._stops = False
@@ -404,6 +406,7 @@ class SlotWork:
             self._replica.begin_slot(part.slot)  # drops the results of the slot
             for leaf in self._leaves:
                 leaf.grad = None
+            self._unsummed = {}
         slots = self._batches.slots
         share = (len(slots) if self._averages else 1) * self._replica.loss_scale
         gradients, known = self._gradients(part.slot, share)
@@ -429,8 +432,11 @@ class SlotWork:
 
     def _close_source(self) -> None:
         """Have no rows fetched from now on, and no memory for a late backward."""
+        self._unsummed = {}
         if self._source.current is not None:
             self._source.current.memory.clear()
+            self._unsummed = dict(self._source.current.unsummed)
+            self._source.current.unsummed.clear()
         self._source.current = None
 
     def absent(self, part: SlotStep[SessionBatch]) -> SlotResult:
@@ -446,7 +452,8 @@ class SlotWork:
         self._modes.check(place)
         if self._skipped:
             return
-        if all(leaf.grad is None for leaf in (*self._leaves, *self._replica.parameters)):
+        nothing = all(leaf.grad is None for leaf in (*self._leaves, *self._replica.parameters))
+        if nothing and not self._unsummed:
             if part.step == 0 and not self._had_gradients:
                 raise UsageError(
                     f"{place}: nothing has a gradient",
@@ -494,14 +501,17 @@ class SlotWork:
         """The slot's share of the rows' gradients, by row space, in memory for sending.
 
         Also returns whether each share is finite. `None` stands for a copy from a GPU, complete
-        once the replica's contribution is. A gradient that backward left in that memory is divided
-        in place.
+        once the replica's contribution is. Gradients of bags left by backward are summed, divided
+        and tested in one pass; a gradient left in that memory is divided in place.
         """
         shares: list[Tensor] = []
         finite: list[bool | None] = []
         for space, leaf in enumerate(self._leaves):
             share = self._engine.gradient_buffer(slot, space, len(leaf))
-            if leaf.grad is None:
+            if space in self._unsummed:
+                assert leaf.grad is None, "gradients of several uses were settled"
+                finite.append(self._unsummed.pop(space).sum_into(share, divisor))
+            elif leaf.grad is None:
                 share.zero_()
                 finite.append(True)
             elif leaf.grad.is_cpu:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict
@@ -15,12 +15,24 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ecrm.base.allocate import CPU
 from ecrm.base.errors import UsageError
-from ecrm.kernels.unit_order import unique_by_unit
+from ecrm.kernels.unit_order import Uses, unique_with_uses
 from ecrm.tables.layout import Group, Layout
 from ecrm.transport.digests import tensor_digest
 
 _DEEPEST = 3
 """How many levels of containers `find_kjts` searches."""
+
+
+class IdPlaces(NamedTuple):
+    """The place of each of n ids among the U rows of a row space.
+
+    Args:
+        places: int64 [n].
+        uses: The uses of the U rows, if the n ids are all ids of the row space in the batch.
+    """
+
+    places: Tensor
+    uses: Uses | None = None
 
 
 class BatchRows:
@@ -32,7 +44,7 @@ class BatchRows:
     def __init__(
         self,
         rows: Sequence[Tensor],
-        places: Mapping[tuple[int, int], Sequence[Tensor]],
+        places: Mapping[tuple[int, int], Sequence[IdPlaces]],
         kjts: Sequence[object],
     ) -> None:
         self.rows, self._places = tuple(rows), places
@@ -70,10 +82,13 @@ class BatchRows:
                     spans[id(kjt), layout.number] = pair
         found = [_unique(ids) for ids in parts]
         places = {
-            key: [found[space][1][start:end] for space, start, end in pair]
+            key: [
+                IdPlaces(found[space][1][start:end], _whole(found[space][2], start, end))
+                for space, start, end in pair
+            ]
             for key, pair in spans.items()
         }
-        return cls([rows for rows, _ in found], places, kjts)
+        return cls([rows for rows, *_ in found], places, kjts)
 
     @property
     def digests(self) -> dict[int, int]:
@@ -83,8 +98,8 @@ class BatchRows:
 
     def places(
         self, kjt: object, features: Callable[[], Mapping[str, JaggedTensor]], layout: Layout
-    ) -> Sequence[Tensor]:
-        """Places among `rows` of the ids looked up by a collection, int64 [n], group by group.
+    ) -> Sequence[IdPlaces]:
+        """Places among `rows` of the ids looked up by a collection, group by group.
 
         `features()` are the features of `kjt`. The places are known from `of` if `kjt` is of the
         batch, with all features, without stray ids, and unchanged. Else the ids are searched for
@@ -96,7 +111,7 @@ class BatchRows:
         known = self._places.get((id(kjt), layout.number))
         if known is not None and _same(self._made_of[id(kjt)], _ids_of(kjt)):
             return known
-        return [self._search(group, features()) for group in layout.groups]
+        return [IdPlaces(self._search(group, features())) for group in layout.groups]
 
     def _search(self, group: Group, features: Mapping[str, JaggedTensor]) -> Tensor:
         rows, found = self.rows[group.space], []
@@ -217,8 +232,13 @@ def _wanted(group: Group, features: Mapping[str, JaggedTensor]) -> tuple[list[Te
     return wanted, whole
 
 
-def _unique(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return unique row numbers, int64 [U], ascending, and the place of every input, int64 [n]."""
+def _unique(parts: list[Tensor]) -> tuple[Tensor, Tensor, Uses]:
+    """Return unique row numbers, int64 [U], ascending, the place of every input, and the uses."""
     if not parts:
-        return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
-    return unique_by_unit(parts[0].contiguous() if len(parts) == 1 else torch.cat(parts), units=1)
+        parts = [torch.empty(0, dtype=torch.int64)]
+    return unique_with_uses(parts[0].contiguous() if len(parts) == 1 else torch.cat(parts), units=1)
+
+
+def _whole(uses: Uses, start: int, end: int) -> Uses | None:
+    """The uses of all inputs, if the inputs from `start` to `end` are all inputs."""
+    return uses if end - start == uses.order.numel() else None

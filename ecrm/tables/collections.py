@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torchrec
@@ -20,18 +20,28 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ecrm.base.errors import UsageError
 from ecrm.device.copies import on_device
+from ecrm.kernels.unit_order import Uses
 from ecrm.model.replica_refusals import FREEZE_ROWS
 from ecrm.ops import Memory
 from ecrm.placement.tables import RowSpace
 from ecrm.tables.batch_rows import on_cpu
 from ecrm.tables.layout import Entry, Layout, check_ids
 from ecrm.tables.placeholder import check_loads, check_stays
-from ecrm.tables.pooling import pool, spread
+from ecrm.tables.pooling import Later, pool, spread
 from ecrm.tables.row_source import FetchedRows, RowSource
 
-LookedUp = tuple[tuple[Entry, ...], str, Tensor, Tensor, Memory]
-"""Entries of a group, pooling, fetched rows [U, D], places among the rows [n], and the memory for
-the gradients of the rows."""
+
+class LookedUp(NamedTuple):
+    """A group of outputs, the fetched rows [U, D], the places [n], and who takes gradients."""
+
+    entries: tuple[Entry, ...]
+    pooling: str
+    rows: Tensor
+    places: Tensor
+    uses: Uses | None
+    look: Callable[[], None]
+    memory: Memory
+    later: Later
 
 
 class _Rows:
@@ -137,12 +147,15 @@ class _Rows:
         fetched = self._fetched()
         places = fetched.batch.places(features, jagged, self.layout)
         return [
-            (
+            LookedUp(
                 group.entries,
                 group.pooling,
                 fetched.leaves[group.space],
-                found,
+                found.places,
+                found.uses,
+                partial(fetched.look, group.space),
                 partial(fetched.take_memory, group.space),
+                partial(fetched.leave, group.space),
             )
             for group, found in zip(self.layout.groups, places)
         ]
@@ -202,17 +215,16 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         )
         looked_up = self._looked_up(features, kjt.to_dict)
         if inverse.numel() == 0 and self._in_one_piece(looked_up, kjt):
-            ((entries, pooling, rows, places, memory),) = looked_up
-            values = self._bags(entries, kjt, pooling, rows, places, memory, len(entries))
+            values = self._bags(looked_up[0], kjt, len(looked_up[0].entries))
         else:
             jagged = kjt.to_dict()
             pooled = [torch.empty(0)] * len(self._embedding_names)
             device = torch.device("cpu")
-            for entries, pooling, rows, places, memory in looked_up:
-                device = rows.device
-                bags = self._bags(entries, kjt, pooling, rows, places, memory)
-                parts = bags.split([jagged[entry.feature].lengths().numel() for entry in entries])
-                for entry, part in zip(entries, parts):
+            for group in looked_up:
+                device = group.rows.device
+                bags = self._bags(group, kjt)
+                counts = [jagged[entry.feature].lengths().numel() for entry in group.entries]
+                for entry, part in zip(group.entries, bags.split(counts)):
                     pooled[entry.number] = part
             values = process_pooled_embeddings(pooled, on_device(device, inverse))
         return self._pooled(values)
@@ -235,9 +247,10 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         looked_up = self._looked_up(features, kjt.to_dict)
         if not self._in_one_piece(looked_up, kjt):
             return None
-        ((entries, _, rows, places, memory),) = looked_up
-        by_sample = places.view(len(entries), -1).t().reshape(-1)
-        return rows, on_device(rows.device, by_sample), memory
+        (group,) = looked_up
+        group.look()
+        by_sample = group.places.view(len(group.entries), -1).t().reshape(-1)
+        return group.rows, on_device(group.rows.device, by_sample), group.memory
 
     def _has_single_ids(self, kjt: KeyedJaggedTensor) -> bool:
         """Whether every bag looked up by the collection has a single id."""
@@ -258,7 +271,7 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         """Whether a single operation gives the output: one group, in order, of equal batches."""
         if len(looked_up) != 1:
             return False
-        entries = looked_up[0][0]
+        entries = looked_up[0].entries
         numbers = [entry.number for entry in entries]
         if numbers != sorted(numbers):
             return False
@@ -267,18 +280,10 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         jagged = kjt.to_dict()
         return len({jagged[entry.feature].lengths().numel() for entry in entries}) == 1
 
-    def _bags(
-        self,
-        entries: Sequence[Entry],
-        kjt: KeyedJaggedTensor,
-        pooling: str,
-        rows: Tensor,
-        places: Tensor,
-        memory: Memory,
-        features: int = 1,
-    ) -> Tensor:
+    def _bags(self, group: LookedUp, kjt: KeyedJaggedTensor, features: int = 1) -> Tensor:
         """The bags of a group, feature after feature; side by side if `features` is the count."""
-        weights = None
+        group.look()
+        weights, entries = None, group.entries
         keys = kjt.keys()
         if [entry.feature for entry in entries] == keys and len(set(keys)) == len(keys):
             lengths = kjt.lengths()
@@ -288,13 +293,15 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
             lengths = torch.cat([member.lengths() for member in members])
             weights = [member.weights() for member in members] if self.is_weighted() else None
         return pool(
-            rows,
-            places,
+            group.rows,
+            group.places,
             lengths.to(torch.int64, copy=True),
-            pooling,
+            group.pooling,
             None if weights is None else torch.cat(weights),
             features,
-            memory,
+            group.memory,
+            group.uses,
+            group.later,
         )
 
 
@@ -352,15 +359,16 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
             }
         jagged = on_cpu(kjt).to_dict()
         found: dict[str, JaggedTensor] = {}
-        for entries, _, rows, places, memory in self._looked_up(features, lambda: jagged):
-            members = [jagged[entry.feature] for entry in entries]
+        for group in self._looked_up(features, lambda: jagged):
+            group.look()
+            members = [jagged[entry.feature] for entry in group.entries]
             counts = [member.values().numel() for member in members]
-            parts = spread(rows, places.split(counts), memory)
-            for entry, member, values in zip(entries, members, parts):
+            parts = spread(group.rows, group.places.split(counts), group.memory)
+            for entry, member, values in zip(group.entries, members, parts):
                 found[names[entry.number]] = JaggedTensor(
                     values=values,
-                    lengths=on_device(rows.device, member.lengths()),
-                    weights=on_device(rows.device, member.values())
+                    lengths=on_device(group.rows.device, member.lengths()),
+                    weights=on_device(group.rows.device, member.values())
                     if self.need_indices()
                     else None,
                 )

@@ -12,7 +12,7 @@ Legend: U rows of D floats, n places among the rows, B bags.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,39 @@ from torch.nn.functional import embedding_bag
 
 from ecrm.device.copies import on_device, on_host
 from ecrm.kernels.scatter_add import scatter_add
+from ecrm.kernels.segment_sum import segment_sum
+from ecrm.kernels.unit_order import Uses
 from ecrm.ops import Memory, no_memory, unshared
+
+
+class BagGradients(NamedTuple):
+    """Gradients of bags, and the bag of each use of the rows, on the CPU.
+
+    Args:
+        uses: The uses of the U rows, n in all.
+        values: float32 [R, D]; bag b is row `numbers[b]`.
+        bags: int64 [n], the row of `values` for each use.
+        whole: The tensor given by autograd, with the memory of `values`. While it is referenced
+            here, autograd gives it to no parameter.
+    """
+
+    uses: Uses
+    values: Tensor
+    bags: Tensor
+    whole: Tensor
+
+    def sum_into(self, out: Tensor, divisor: float = 1.0) -> bool:
+        """Sum by row, float32 [U, D], divided; returns whether all results are finite."""
+        return segment_sum(out, self.uses, self.values, self.bags, divisor)
+
+
+Later = Callable[[BagGradients], bool]
+"""Takes gradients of bags for later; `False`: their sums are wanted at once."""
+
+
+def _at_once(gradients: BagGradients) -> bool:
+    """A `Later` that takes none."""
+    return False
 
 
 def pool(
@@ -32,6 +64,8 @@ def pool(
     weights: Tensor | None = None,
     features: int = 1,
     memory: Memory = no_memory,
+    uses: Uses | None = None,
+    later: Later = _at_once,
 ) -> Tensor:
     """Sums or means of bags of rows, float32 [B, D]; an empty bag gives zeros.
 
@@ -42,9 +76,11 @@ def pool(
     The bags of several `features` follow each other, B / features for each feature. The bags of a
     sample then come out side by side: float32 [B / features, features * D].
 
-    Backward takes the memory for the gradients of the rows from `memory`.
+    Backward takes the memory for the gradients of the rows from `memory`. `uses` are the uses of
+    the rows in `places`, if known. Backward then offers the gradients of the bags to `later`, and
+    gives none to autograd if `later` takes the gradients.
     """
-    return _pool(rows, places, lengths, mode, weights, features, memory)
+    return _pool(rows, places, lengths, mode, weights, features, memory, uses, later)
 
 
 def spread(
@@ -68,9 +104,12 @@ class _Pool(torch.autograd.Function):
         weights: Tensor | None,
         features: int,
         memory: Memory,
+        uses: Uses | None,
+        later: Later,
     ) -> Tensor:
         ctx.save_for_backward(rows, places, lengths, weights)
         ctx.mode, ctx.features, ctx.memory = mode, features, memory
+        ctx.uses, ctx.later = uses if rows.is_cpu else None, later
         if features > 1:
             order = _by_sample(torch.arange(lengths.numel(), dtype=torch.int32), features)
             lengths, places, weights = torch.ops.fbgemm.permute_1D_sparse_data(
@@ -92,7 +131,7 @@ class _Pool(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, places, lengths, weights = ctx.saved_tensors
-        of_weights = None
+        of_weights, whole = None, gradients
         gradients, numbers = _of_bags(gradients, ctx.features, rows.shape[1])
         one_each = bool((lengths == 1).all())
         bags = numbers if one_each else torch.repeat_interleave(numbers, lengths)
@@ -101,7 +140,14 @@ class _Pool(torch.autograd.Function):
             counts = torch.ones(len(gradients), dtype=lengths.dtype)
             counts[numbers] = lengths.clamp(min=1)
             gradients = gradients / on_device(rows.device, counts.unsqueeze(1))
-        if weights is None:
+        if weights is None and ctx.uses is not None:
+            of_bags = BagGradients(ctx.uses, gradients, bags, whole)
+            if ctx.later(of_bags):
+                return (None,) * 9
+            sums = unshared(ctx.memory)
+            of_rows = torch.empty(rows.shape) if sums is None else sums
+            of_bags.sum_into(of_rows)
+        elif weights is None:
             of_rows = _summed(rows, [(places, gradients, bags)], ctx.memory)
         else:
             of_uses = gradients.index_select(0, bags)
@@ -109,7 +155,7 @@ class _Pool(torch.autograd.Function):
                 (of_weights,) = on_host((rows.index_select(0, places) * of_uses).sum(1))
             weighted = of_uses * on_device(rows.device, weights.unsqueeze(1))
             of_rows = _summed(rows, [(places, weighted, None)], ctx.memory)
-        return of_rows, None, None, None, of_weights, None, None
+        return of_rows, None, None, None, of_weights, None, None, None, None
 
 
 def _of_bags(gradients: Tensor, features: int, dim: int) -> tuple[Tensor, Tensor]:
@@ -168,5 +214,5 @@ def _summed(
     return sums
 
 
-_pool: Callable[[Tensor, Tensor, Tensor, str, Tensor | None, int, Memory], Tensor] = _Pool.apply
+_pool: Callable[..., Tensor] = _Pool.apply
 _spread: Callable[..., tuple[Tensor, ...]] = _Spread.apply

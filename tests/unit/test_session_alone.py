@@ -772,18 +772,28 @@ BACKWARDS = [
 
 @pytest.mark.parametrize("backwards", BACKWARDS)
 def test_gradients_in_the_memory_for_sending_are_those_in_other_memory(backwards, monkeypatch):
-    def trained() -> tuple[dict[str, Tensor], int]:
-        session, before, taken = begun(small(), check_determinism=0), [], 0
+    def trained() -> tuple[dict[str, Tensor], int, int]:
+        session, before, taken, left = begun(small(), check_determinism=0), [], 0, 0
         for kjt in session.steps(ids, 3):
             backwards(session, kjt, before)
-            (leaf,) = session.model["bags"]._source.current.leaves
+            fetched = session.model["bags"]._source.current
+            (leaf,) = fetched.leaves
             place = session._engine.gradient_buffer(session._engine.slots[0], 0, len(leaf))
             other = session._engine.gradient_buffer(session._engine.slots[1], 0, len(leaf))
-            taken += leaf.grad.data_ptr() in (place.data_ptr(), other.data_ptr())
-        return state_of(session, Store.lookup), taken
+            left += 0 in fetched.unsummed
+            assert (leaf.grad is None) == (0 in fetched.unsummed)
+            if leaf.grad is not None:
+                taken += leaf.grad.data_ptr() in (place.data_ptr(), other.data_ptr())
+        return state_of(session, Store.lookup), taken, left
 
-    direct, taken = trained()
-    assert taken == (0 if backwards is two_looks else 6)
+    direct, taken, left = trained()
+    settled = backwards in (two_losses, one_graph_twice)
+    assert (taken, left) == (6 * settled, 6 * (not settled and backwards is not two_looks))
+    monkeypatch.setattr(FetchedRows, "leave", lambda rows, space, gradients: False)
+    summed, taken, left = trained()
+    assert (taken, left) == (0 if backwards is two_looks else 6, 0)
     monkeypatch.setattr(FetchedRows, "take_memory", lambda rows, space: None)
-    copied, taken = trained()
-    assert not taken and all(torch.equal(direct[name], copied[name]) for name in copied)
+    copied, taken, left = trained()
+    assert not taken and not left
+    for other in (summed, copied):
+        assert all(torch.equal(direct[name], other[name]) for name in direct)

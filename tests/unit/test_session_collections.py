@@ -19,6 +19,7 @@ from torchrec import (
 )
 
 from ecrm.base.errors import DataError, StrayId, UsageError
+from ecrm.kernels.unit_order import unique_with_uses
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.tables.batch_rows import BatchRows, find_kjts
@@ -651,3 +652,23 @@ def test_gradients_that_lie_apart_sum_up_as_those_in_one_piece(beside, mode, ids
         found.append(rows.grad)
     assert not part.is_contiguous() and found[0].isfinite().all()
     assert torch.equal(*found)
+
+
+def test_gradients_left_for_later_are_those_of_backward_whoever_changes_its_own():
+    """A parameter added to the bags has the same gradient, and a script may change it in place."""
+    ids = torch.tensor([3, 1, 3, 3, 2])
+    unique, places, uses = unique_with_uses(ids, 1)
+    lengths, kept = torch.tensor([2, 0, 3]), []
+    for later in (lambda gradients: False, lambda gradients: not kept.append(gradients)):
+        rows = torch.randn(len(unique), 8, generator=torch.Generator().manual_seed(1))
+        bias = nn.Parameter(torch.zeros(3, 8))
+        bags = pool(rows.requires_grad_(), places, lengths, "sum", uses=uses, later=later)
+        (bags + bias).square().sum().backward()
+        bias.grad.mul_(7)
+        if rows.grad is not None:
+            expected = rows.grad
+    sums = torch.full_like(expected, torch.nan)
+    (gradients,) = kept
+    assert rows.grad is None and gradients.sum_into(sums)
+    assert torch.equal(sums, expected)
+    assert gradients.sum_into(sums, 3.0) and torch.equal(sums, expected / 3)
