@@ -214,7 +214,8 @@ class Session:
         The listener gets the values logged by all slots, including slots of ranks dead since. Every
         dense holder calls the listener once a step, in order of steps. For every step `is_main` is
         true in exactly one call, even after deaths: a file written only by the main rank gets every
-        step once. If the main rank dies inside the listener, the next main rank repeats the call.
+        step once. If the main rank dies inside the listener, the next main rank repeats the call. A
+        spare that takes a slot over gets no earlier steps: a list kept by the listener begins late.
         Call `on_commit` before `steps`.
 
         Steps count from 0, as `session.step` does in the loop's body. Progress lines, TensorBoard

@@ -51,14 +51,16 @@ def train(features, steps, begin_with=None):
     session = ecrm.Session(model, slots=2, dense_optimizer=lambda ps: torch.optim.Adam(ps, 0.05))
     if begin_with:
         session.load(begin_with, strict=False)  # the new table begins as without the file
-    losses = {}
-    session.on_commit(lambda step, logged: losses.update({step: logged[0]["loss"]}))
+
+    def told(step, logged):
+        if session.is_main and step in (0, steps - 1):
+            print(f"{' and '.join(features)}: step {step + 1}, loss {logged[0]['loss']:.3f}")
+
+    session.on_commit(told)
     for kjt, labels in session.steps(batches(features), steps):
         loss = F.binary_cross_entropy_with_logits(session.model(kjt), labels)
         loss.backward()
         session.log(loss=loss)
-    if session.is_main:
-        print(f"{' and '.join(features)}: loss {losses[0]:.3f}, {losses[steps - 1]:.3f} at the end")
     session.save("model.pt" if begin_with else "before.pt")
 
 

@@ -40,11 +40,15 @@ session = ecrm.Session(
     scheduler=lambda optimizer: LinearLR(optimizer, start_factor=0.1, total_iters=20),
     sparse_scheduler=lambda optimizer: CosineAnnealingLR(optimizer, STEPS),
 )
-losses = {}
-session.on_commit(lambda step, logged: losses.update({step: logged[0]["loss"]}))
+
+
+def told(step, logged):
+    if session.is_main and step in (0, STEPS - 1):
+        print(f"step {step + 1}: loss {logged[0]['loss']:.3f}")
+
+
+session.on_commit(told)
 for ids in session.steps(batch, STEPS):
     loss = F.binary_cross_entropy_with_logits(session.model(ids), (ids.values() % 3 == 0).float())
     loss.backward()
     session.log(loss=loss)
-if session.is_main:
-    print(f"loss of the first step {losses[0]:.3f}, of the last {losses[STEPS - 1]:.3f}")
