@@ -521,7 +521,18 @@ class HooksConfig:
         "Shell command to run after each failure that was survived. It finds the event as JSON in "
         "ECRM_EVENT and the run folder in ECRM_RUN_DIR. Its output goes to hooks.log.",
     )
-    seconds: float = key(30.0, "A command that takes longer is killed.", above=0, maximum=3600)
+    logger: str = key(
+        "",
+        "Shell command to run beside the run, such as a logger for W&B or MLflow. It reads the "
+        "values of each progress step and each evaluation from its standard input, a JSON object "
+        "a line. Its output goes to hooks.log.",
+    )
+    seconds: float = key(
+        30.0,
+        "A command that takes longer is killed. A logger is killed this long after the last step.",
+        above=0,
+        maximum=3600,
+    )
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,15 @@ class Scalars:
         print(f"ecrm: warning: no scalars in {self._folder} from here on: {why}", file=sys.stderr)
 
 
+def scalars_of(event: Event) -> dict[str, float]:
+    """The values of an event by TensorBoard tag; empty for an event without scalars."""
+    kind = event["event"]
+    tagged = {tag: event.get(name) for name, tag in SCALARS.get(kind, {}).items()}
+    field, group = OF_NAMES.get(kind, ("", ""))
+    tagged |= {f"{group}/{name}": value for name, value in (event.get(field) or {}).items()}
+    return {tag: value for tag, value in tagged.items() if value is not None}
+
+
 def records(event: Event) -> Iterator[Any]:
     """The records of an event in TensorBoard's file: values, or the mark undoing later steps."""
     from tensorboard.compat.proto.event_pb2 import Event as Record
@@ -95,13 +104,6 @@ def records(event: Event) -> Iterator[Any]:
         kept = event["step"] if kind == "rolled_back" else event.get("resumed", {}).get("step", 0)
         mark = SessionLog(status=SessionLog.START)
         yield Record(wall_time=at, step=kept + 1, session_log=mark)
-    tagged = {tag: event.get(name) for name, tag in SCALARS.get(kind, {}).items()}
-    field, group = OF_NAMES.get(kind, ("", ""))
-    tagged |= {f"{group}/{name}": value for name, value in event.get(field, {}).items()}
-    values = [
-        Summary.Value(tag=tag, simple_value=value)
-        for tag, value in tagged.items()
-        if value is not None
-    ]
+    values = [Summary.Value(tag=tag, simple_value=v) for tag, v in scalars_of(event).items()]
     if values:
         yield Record(wall_time=at, step=event["step"], summary=Summary(value=values))

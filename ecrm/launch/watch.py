@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ecrm.config.schema import HooksConfig
 from ecrm.launch.failure_hook import FailureHook
+from ecrm.launch.logger_hook import LoggerHook
 from ecrm.launch.scalars import Scalars
 from ecrm.run.reading import Event, EventTail, read_own
 from ecrm.run.run_status import RunStatus
@@ -148,6 +149,8 @@ def watch_of(
         found: list[Follower] = [Scalars(folder)] if tensorboard else []
         if hooks is not None and hooks.on_failure:
             found.append(FailureHook(hooks.on_failure, hooks.seconds, folder))
+        if hooks is not None and hooks.logger:
+            found.append(LoggerHook(hooks.logger, hooks.seconds, folder))
         return found
 
     if plain or not sys.stdout.isatty():

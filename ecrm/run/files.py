@@ -190,8 +190,8 @@ RUN = (
     File(
         "hooks.log",
         "text",
-        "with `hooks.on_failure`: output and exit code of each command",
-        "`ecrm launch`, after each failure",
+        "with `hooks.on_failure` or `hooks.logger`: output and exit code of each command",
+        "`ecrm launch`, as commands run",
     ),
     File(
         "tensorboard/events.out.tfevents.*",
