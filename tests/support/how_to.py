@@ -7,7 +7,10 @@ from pathlib import Path
 
 from support.paths import ROOT
 
-PAGES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+SHOWN = "<!-- script: examples/how_to/"
+PAGES = sorted(
+    page for page in (ROOT / "docs" / "how-to").glob("*.md") if SHOWN in page.read_text()
+)
 
 
 def script_of(page: Path) -> Path:
