@@ -89,10 +89,9 @@ apply_optimizer_in_backward(RowWiseAdagrad, model.items.parameters(), {"lr": 0.1
 session = ecrm.Session(
     model, slots=2, dense_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01)
 )
-train, held_out = (
-    ecrm.Indexed(Reads(count, seed), batch_size=256, collate=collate)
-    for count, seed in ((50_000, 1), (2000, 2))
-)
+# Functions make the samples, on ranks with batches alone: servers and spares make none.
+train = ecrm.Indexed(lambda: Reads(50_000, seed=1), 256, collate, size=50_000)
+held_out = ecrm.Indexed(lambda: Reads(2000, seed=2), 256, collate, size=2000)
 
 
 @session.every(50)
