@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ecrm.base.console import AGAIN, PATIENCE_SECONDS, so_far
 from ecrm.process.neighbours import JOB, RANK, PidNotes
-from ecrm.process.preflight import SIZE
+from ecrm.process.preflight import HOST, SIZE
 
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
 THE_START = "the start"
@@ -51,7 +51,9 @@ class Startup:
         )
         self._since: dict[int, tuple[str, float]] = {}
         self._processes: dict[int, int] = {}
-        self._noticeboard = PidNotes(environ)
+        # mpirun takes all ranks of --hosts for ranks of its own host. A rank beside mpirun has the
+        # folder of the notes, and must not miss notes of ranks on other hosts there.
+        self._noticeboard = PidNotes({} if HOST in environ else environ)
         self._noticeboard.put(self.rank, os.getpid())
         self._has_torch = False
         self._of_all = "" if environ.get(SIZE) == environ.get(LOCAL_SIZE) else " of this host"

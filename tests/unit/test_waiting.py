@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ecrm.base.console import Waiting
-from ecrm.process.startup import Startup
+from ecrm.process.startup import Startup, died
 
 
 def test_a_wait_is_told_when_it_takes_long_and_ends_with_the_next():
@@ -23,9 +23,12 @@ def test_a_wait_is_told_when_it_takes_long_and_ends_with_the_next():
     assert said[1:] == [f"waiting until the last: {seconds} s so far" for seconds in (0, 1)]
 
 
-def guard(folder, clock: list[float], rank: int, ranks: int = 3, size: int = 3) -> Startup:
+def guard(
+    folder, clock: list[float], rank: int, ranks: int = 3, size: int = 3, host: str = ""
+) -> Startup:
     environ = {"PMIX_SERVER_TMPDIR": str(folder), "PMIX_NAMESPACE": "job@1", "PMIX_RANK": str(rank)}
     environ |= {"OMPI_COMM_WORLD_SIZE": str(size), "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)}
+    environ |= {"ECRM_HOST": host} if host else {}
     return Startup(120.0, 2.0, environ, lambda: clock[0])
 
 
@@ -81,3 +84,12 @@ def test_where_no_notes_can_be_left_the_guard_speaks_of_its_own_rank(tmp_path):
     first.news()
     clock[0] = 5.0
     assert first.news() == "waiting until MPI comes up: 2 s so far"
+
+
+def test_a_rank_of_hosts_beside_mpirun_misses_no_rank_of_another_host(tmp_path):
+    clock = [0.0]
+    alone, beside = guard(tmp_path, clock, 0), guard(tmp_path, clock, 0, host="h1")
+    assert alone.trouble() is beside.trouble() is None
+    clock[0] = 60.0
+    assert alone.trouble() == died(1)
+    assert beside.trouble() is None and beside.news() is None
