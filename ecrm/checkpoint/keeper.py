@@ -140,7 +140,7 @@ class Checkpoints:
         return self._folder.newest()
 
     @property
-    def unkept(self) -> str:
+    def why_not_kept(self) -> str:
         """The reason for a missing checkpoint of this last step; "" if nothing wanted is missing.
 
         All ranks return the same text.

@@ -109,7 +109,8 @@ class Recovery:
     The step in flight is given up.
 
     - `stopping`: whether all ranks are to stop at this commit, as asked by a rank.
-    - `rollbacks`: number of loads from the durable tier. `through`: number of finished recoveries.
+    - `rollbacks`: number of loads from the durable tier.
+    - `completed`: number of finished recoveries.
     - `resumed_by_recovery`: whether `resume` needed a recovery.
     - `over_at`: the step before the end of training, by the loaded state; `ends_at`: by the wish
       of a rank. -1 for no end.
@@ -120,7 +121,7 @@ class Recovery:
     ) -> None:
         self._state, self._in_flight, self._durable = state, in_flight, durable
         self.stopping = False
-        self.rollbacks, self.through, self.resumed_by_recovery = 0, 0, False
+        self.rollbacks, self.completed, self.resumed_by_recovery = 0, 0, False
         self.over_at = self.ends_at = -1
         # from the beginning of a rollback until the agreement on the end of the rollback
         self._state_lost = False
@@ -184,7 +185,7 @@ class Recovery:
                 # at twice the limit: the own count may be too high, after a missed commit.
                 state.failures.check(state.failures.futile, why, 2 * MOST_FUTILE)
                 state.hooks.phase(state.step, "recover")
-                heir, agreed, flight.replayed = None, False, None
+                received_dense, agreed, flight.replayed = None, False, None
                 findings = inquest.find(self._dead_since(held))
                 ledger = self._ledger(replay, why, findings).agreed(transport)
                 leaving = self._judge(ledger)
@@ -209,7 +210,7 @@ class Recovery:
                         )
                     # the ledger's agreement is enough if no dense state is sent afterwards
                     agreed = bool(ledger.dense) and set(state.view.dense) <= set(ledger.dense)
-                    heir = spread_dense(
+                    received_dense = spread_dense(
                         transport, state.view.dense, ledger.dense, state.export_dense
                     )
                 except Unrecoverable as error:
@@ -235,8 +236,8 @@ class Recovery:
                 why = _seen_here(failure) or why
         self._state_lost = False
         # after the agreement, so that a broken recovery leaves no half-spread dense state
-        if heir is not None:
-            state.load_dense(heir)
+        if received_dense is not None:
+            state.load_dense(received_dense)
         dead = tuple(rank for rank in before.live if rank not in transport.live)
         # calls may fail though no rank died: such a recovery is no failure, but an interruption
         if dead:
@@ -249,7 +250,7 @@ class Recovery:
         if self.rollbacks > rollbacks:
             state.failures.shards_whole(list(range(len(before.shards))), (), {}, state.clock())
         state.hooks.event(view_event(state.step, state.view))
-        self.through += 1
+        self.completed += 1
         state.hooks.recovered()
 
     def _dead_since(self, held: View) -> dict[int, tuple[int, ...]]:

@@ -68,7 +68,7 @@ class Cores:
         self._cores = sorted(os.sched_getaffinity(0))
         self.manner: str | None = None
 
-    def heed(self, view: View) -> None:
+    def apply_view(self, view: View) -> None:
         """Share cores by the roles of `view` from now on."""
         dealt = deal(view, self._neighbours, self._cores)
         self.manner = None

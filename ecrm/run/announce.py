@@ -116,9 +116,9 @@ def _scrubbed(scrub: dict[str, int]) -> str:
 
 
 def tell_end(
-    run: RunContext, rank: Rank, summary: dict[str, Any] | None, unkept: str, pace: str
+    run: RunContext, rank: Rank, summary: dict[str, Any] | None, why_not_kept: str, pace: str
 ) -> None:
-    """Report a finished run. Raises NotKept, on every rank, with the reason if a model is `unkept`.
+    """Report a finished run. Raises NotKept, on every rank, unless `why_not_kept` is "".
 
     `summary` is the summary on the reporter, `None` elsewhere; `pace` as in `print_result`.
     """
@@ -127,9 +127,9 @@ def tell_end(
         print_result(summary, engine.state.protection, run.folder, pace)
     if engine.rank == engine.view.reporter:
         warn_of_unfired(run.spec.kills, engine.state.failures.failures)
-    if unkept:
+    if why_not_kept:
         raise NotKept(
-            f"the model of step {engine.step} is not kept: no checkpoint of it: {unkept}"
+            f"the model of step {engine.step} is not kept: no checkpoint of it: {why_not_kept}"
         ).on_all_ranks(engine.view.reporter)
     if engine.rank == engine.view.reporter:
         say_kept(run)

@@ -19,7 +19,7 @@ from ecrm.process.title import name_by_role
 from ecrm.run.claim import RunContext
 from ecrm.run.connect import Cluster
 from ecrm.run.finite import REMEDY, FiniteWatch
-from ecrm.run.gather import gather
+from ecrm.run.gather import gather_results
 from ecrm.run.inject_faults import Faults, injected_faults
 from ecrm.run.metrics_endpoint import MetricsEndpoint
 from ecrm.run.profile import Profile, ProfiledTransport
@@ -113,7 +113,7 @@ def build_rank(
         _load_tables(transport, run, engine, waiting)
     if config.storage.prefault:
         waiting("the system hands out the memory of the tables")
-        gather(transport, lambda: memory.start(engine))
+        gather_results(transport, lambda: memory.start(engine))
         if run.start.mapped is None:  # pages of files would count as changed
             # memory new since a recovery, once the step after the recovery is done
             hooks.committed = lambda: memory.committed(engine)
@@ -163,7 +163,7 @@ def _hooks(
 
     def event(told: events.Event) -> None:
         if isinstance(told, events.View):
-            cluster.cores.heed(reporter.view)
+            cluster.cores.apply_view(reporter.view)
             name_by_role(reporter.view, rank)
         reporter.event(told)
 

@@ -21,7 +21,7 @@ from ecrm.config.schema import Config
 from ecrm.process.preflight import host_name
 from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
 from ecrm.run.durable_state import DurableState, durable_state
-from ecrm.run.gather import decide, gather
+from ecrm.run.gather import decide, gather_results
 from ecrm.run.plan import Start, find_starting_point
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import RunLock, check_run_dir
@@ -83,7 +83,7 @@ def claim_run(
         decided = decide(transport, claim.decide)
         if decided["complete"]:
             return None
-        said = gather(transport, partial(claim.join, decided, make_ready))
+        said = gather_results(transport, partial(claim.join, decided, make_ready))
         if _is_taken(spec, decided["rank"], said, transport.live):
             assert claim.run is not None
             return claim.run, {rank: each["ready"] for rank, each in said.items()}

@@ -21,7 +21,7 @@ from ecrm.engine.table_digest import table_digests, table_sums
 from ecrm.process.memory import resident_bytes
 from ecrm.protection.base import VerifyReport
 from ecrm.run.auto_resume import lives_of
-from ecrm.run.profile import Profile, chrome_trace, gather, table
+from ecrm.run.profile import Profile, chrome_trace, gather_profiles, table
 from ecrm.run.progress import StepProgress
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.summary import (
@@ -31,8 +31,7 @@ from ecrm.run.summary import (
     stopped_json,
     summary_json,
 )
-from ecrm.run.traffic import Traffic
-from ecrm.run.traffic import gather as gather_traffic
+from ecrm.run.traffic import Traffic, gather_traffic
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class SummaryFields(Protocol):
 class Ending:
     """Ends a run; every live rank has an Ending and calls the same methods.
 
-    `unkept` is the reason why a due checkpoint of the last step is missing, else empty.
+    `why_not_kept` is the reason why a due checkpoint of the last step is missing, else empty.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Ending:
         self._engine, self._config, self._steps = engine, config, steps
         self._record, self._folder = record, record.folder
         self._checkpoints, self._progress, self._words = checkpoints, progress, words
-        self.unkept = ""
+        self.why_not_kept = ""
         self._first_step, self._began = engine.step, time.monotonic()
         self._training_seconds: float | None = None
 
@@ -119,7 +118,7 @@ class Ending:
         right = verified is None or not verified.mismatches
         if self._checkpoints is not None and right:
             self._checkpoints.finish()
-            self.unkept = self._checkpoints.unkept
+            self.why_not_kept = self._checkpoints.why_not_kept
         with engine.recovery.recovering():
             summary = self._summary(verified, resident)
             if summary is not None:
@@ -139,7 +138,7 @@ class Ending:
         engine.commit()
         if self._checkpoints is not None:
             self._checkpoints.stop(self._config.cluster.stop_seconds / 2)  # the rest is for writing
-            self.unkept = self._checkpoints.unkept
+            self.why_not_kept = self._checkpoints.why_not_kept
         stopped = None
         with engine.recovery.recovering():
             if engine.rank == engine.view.reporter:
@@ -166,7 +165,7 @@ class Ending:
         """Collective: the reporter prints the profile's table, and writes trace.json."""
         engine, folder = self._engine, self._folder
         with engine.recovery.recovering():
-            profiles = gather(profile, engine.state.transport, engine.view.reporter)
+            profiles = gather_profiles(profile, engine.state.transport, engine.view.reporter)
         if profiles is None:
             return
         say(table(profiles, engine.step))
@@ -225,7 +224,7 @@ class Ending:
 
     def _checkpoint_json(self) -> dict[str, Any]:
         newest = 0 if self._checkpoints is None else self._checkpoints.newest
-        return checkpoint_json(newest, self.unkept)
+        return checkpoint_json(newest, self.why_not_kept)
 
     def _mismatch(self, verified: VerifyReport) -> ParityMismatch:
         folder = self._folder.path

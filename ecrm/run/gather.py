@@ -35,7 +35,7 @@ def share_at_start(
             log.check(log.futile, str(failure))
 
 
-def gather(transport: Transport, action: Callable[[], Any]) -> dict[int, Any]:
+def gather_results(transport: Transport, action: Callable[[], Any]) -> dict[int, Any]:
     """Collective: the return value of `action`, a JSON value, of every rank.
 
     If `action` fails on some rank, raises the lowest failed rank's error on every rank.
@@ -78,6 +78,6 @@ def decide(transport: Transport, action: Callable[[], Any]) -> Any:
     """
     while True:
         first = transport.live[0]
-        said = gather(transport, action if transport.rank == first else lambda: None)
+        said = gather_results(transport, action if transport.rank == first else lambda: None)
         if first in said:
             return said[first]

@@ -19,7 +19,7 @@ from ecrm.model.nested_state import leaves
 from ecrm.process.linux import memory_bytes
 from ecrm.process.preflight import host_name
 from ecrm.run.consistency import Alike, InputDigests, unlike
-from ecrm.run.gather import gather
+from ecrm.run.gather import gather_results
 from ecrm.run.trained_module import begins_otherwise, differences
 from ecrm.transport.base import Transport
 
@@ -119,7 +119,7 @@ def check_inputs(transport: Transport, hellos: Hellos, mine: Inputs, alike: Alik
     Ranks send their inputs only if two hellos differ.
     """
     if len({hello.inputs for hello in hellos.values()}) > 1:
-        said = gather(transport, lambda: asdict(mine))
+        said = gather_results(transport, lambda: asdict(mine))
         judge_inputs({rank: _inputs(each) for rank, each in said.items()}, alike)
 
 

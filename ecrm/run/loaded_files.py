@@ -15,7 +15,7 @@ from ecrm.checkpoint.checksums import check_share
 from ecrm.placement.initial_values import FileValues, digest_of_windows
 from ecrm.placement.tables import Table
 from ecrm.process.preflight import host_name
-from ecrm.run.gather import gather
+from ecrm.run.gather import gather_results
 from ecrm.transport.base import Transport
 
 _DAMAGE = ""
@@ -42,7 +42,7 @@ def with_digests(transport: Transport, tables: Iterable[Table]) -> list[Table]:
     """
     tables = list(tables)
     while True:
-        said = gather(transport, partial(_facts, tables))
+        said = gather_results(transport, partial(_facts, tables))
         mine = said[transport.rank][1]
         if any(loaded != mine for _, loaded, _ in said.values()):
             return tables  # comparing the models of ranks reports the difference
@@ -52,7 +52,7 @@ def with_digests(transport: Transport, tables: Iterable[Table]) -> list[Table]:
             rank for rank in sorted(said) if (said[rank][0], said[rank][2]) == (here, opened)
         ]
         place = together.index(transport.rank)
-        shared = gather(transport, partial(_checked_digests, tables, place, together))
+        shared = gather_results(transport, partial(_checked_digests, tables, place, together))
         if shared.keys() == said.keys():
             _raise_damage(shared)
             agreed = _agreed(shared, hosts)

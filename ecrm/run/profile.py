@@ -128,7 +128,9 @@ class ProfiledTransport(WrappedTransport):
             self._profile.call(name, since, self.inner.sent_bytes - sent)
 
 
-def gather(profile: Profile, transport: Transport, to: int) -> dict[int, dict[str, Any]] | None:
+def gather_profiles(
+    profile: Profile, transport: Transport, to: int
+) -> dict[int, dict[str, Any]] | None:
     """Collective: every rank's profile on rank `to`, `None` elsewhere.
 
     Raises PeerFailure like every transport call.

@@ -26,9 +26,9 @@ class RankRun:
     from the engine, `on_recovery` comes first.
 
     - `asked()`: the signal asking this rank to stop, `None` before.
-    - `told(summary, unkept)`: called once the run is over. `summary` is the summary on the
-      reporter, `None` elsewhere and in a stopped run; `unkept` is the reason for not keeping the
-      model.
+    - `told(summary, why_not_kept)`: called once the run is over. `summary` is the summary on the
+      reporter, `None` elsewhere and in a stopped run; `why_not_kept` is the reason for not keeping
+      the model.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RankRun:
         checkpoints: Checkpoints | None,
         watch: FiniteWatch,
         asked: Callable[[], signal.Signals | None],
-        told: Callable[[dict[str, Any] | None, str], None] = lambda summary, unkept: None,
+        told: Callable[[dict[str, Any] | None, str], None] = lambda summary, why_not_kept: None,
     ) -> None:
         self.engine = engine
         self._steps, self._record, self._ending = steps, record, ending
@@ -105,7 +105,7 @@ class RankRun:
         Raises StepAborted after a failure, StopRequested if a rank asks to stop, ParityMismatch on
         every rank, and all errors of `told`.
         """
-        self._told(self._ending.finish(), self._ending.unkept)
+        self._told(self._ending.finish(), self._ending.why_not_kept)
 
     def stop(self) -> None:
         """Collective, at a commit, after StopRequested: end the run, for a rank has asked to stop.
@@ -122,5 +122,5 @@ class RankRun:
                 break
             except StopRequested:  # stopped.json or the checkpoint may not fit on the disk
                 continue
-        self._told(None, self._ending.unkept)
+        self._told(None, self._ending.why_not_kept)
         raise RunStopped(0)

@@ -29,7 +29,7 @@ from ecrm.model.determinism import prepare_torch, seed_slot
 from ecrm.process.gpu import is_lost
 from ecrm.process.guard import Guarded
 from ecrm.process.stop_signals import StopSignals
-from ecrm.run.gather import gather
+from ecrm.run.gather import gather_results
 from ecrm.run.inputs import open_data, use_kernels
 from ecrm.run.rank_run import RunStopped
 from ecrm.run.run_rank import run_rank
@@ -278,7 +278,7 @@ def _fail(rank: ThisRank, failure: ScriptFailure) -> NoReturn:
             kind = DataError if failure.of_data else ScriptFailed
             rank.part.engine.recovery.refuse(failure.problem, kind)
         rank.met = True
-        gather(rank.transport, failure.raise_it)
+        gather_results(rank.transport, failure.raise_it)
     except EcrmError as error:
         if error.speaker in (None, rank.transport.rank):
             failure.show()

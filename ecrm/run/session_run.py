@@ -37,7 +37,7 @@ from ecrm.run.consistency import given_of
 from ecrm.run.disk_check import free_on_disk, judge_disk
 from ecrm.run.ending import Ending, Record
 from ecrm.run.finite import REMEDY as OF_CONFIGS
-from ecrm.run.gather import gather, on_all, share_at_start
+from ecrm.run.gather import gather_results, on_all, share_at_start
 from ecrm.run.hello import Hello, Inputs, check_inputs, hello_of, needed_versions
 from ecrm.run.inputs import OF_CONFIG, OF_SCRIPT, check_started, data_of
 from ecrm.run.keep import checkpoint_folder, checkpoints_of, inherit_best
@@ -100,7 +100,7 @@ def start_run(wanted: Wanted) -> Started:
     with Waiting(say_on_first) as waiting:
         waiting(f"{'the' if follows else 'the script and the'} config are checked")
         started = _Start(rank, wanted, len(transport.live) + len(gone))
-        said = gather(transport, lambda: started.hello(spec, futile))
+        said = gather_results(transport, lambda: started.hello(spec, futile))
         hellos = {of: Hello(**facts) for of, facts in said.items()}
         check_inputs(transport, hellos, started.inputs, OF_CONFIG if follows else OF_SCRIPT)
         if any(hello.reads_files for hello in hellos.values()):
@@ -133,7 +133,7 @@ def start_run(wanted: Wanted) -> Started:
         full = on_all(transport, lambda: judge_disk(run.spec.run_dir, replica, spaces, free))
         for warning in filter(None, (lacking, full)):
             say_on_first(f"warning: {warning}")
-        cluster.cores.heed(cluster.view)
+        cluster.cores.apply_view(cluster.view)
         words = {of: hello.word for of, hello in hellos.items()}
         whereabouts = Whereabouts.of_ranks(transport, started.word, words)
         built = build_rank(
@@ -167,7 +167,7 @@ def start_run(wanted: Wanted) -> Started:
     def doing(place: Place | str) -> None:
         ends = isinstance(place, Place) and place.part in UNJUDGED
         rank.place = "" if ends else place
-        whereabouts.be_at(place if isinstance(place, Place) else None)
+        whereabouts.enter(place if isinstance(place, Place) else None)
         rank.calls.awaited = not (isinstance(place, Place) and place.part == AFTER)
 
     rank.part = ScriptPart(
@@ -255,7 +255,7 @@ def _end_before(rank: ThisRank) -> None:
         if rank.transport.rank == reporter and not complete:
             raise EcrmError(f"session {rank.number} is not complete: cannot write summary.json")
 
-    gather(rank.transport, check_complete)
+    gather_results(rank.transport, check_complete)
     part.share_model()
     rank.calls.awaited = False  # the start of a session takes as long as it takes
     rank.part, rank.place, rank.number = None, "", rank.number + 1
@@ -315,8 +315,8 @@ def _rank_run(
     ending = Ending(engine, run.config, steps, record, checkpoints, progress, words)
     progress.restart_clock()
 
-    def told(summary: dict[str, Any] | None, unkept: str) -> None:
-        tell_end(run, rank, summary, unkept, _pace(summary))
+    def told(summary: dict[str, Any] | None, why_not_kept: str) -> None:
+        tell_end(run, rank, summary, why_not_kept, _pace(summary))
 
     rank_run = RankRun(
         engine,
@@ -418,7 +418,7 @@ def _engine(
 ) -> Engine:
     """This rank's engine at step 0."""
     config = run.config
-    hooks.inquest = UserCode(whereabouts.when_dead)
+    hooks.inquest = UserCode(whereabouts.place_of_dead)
     return Engine(
         transport=transport,
         tables=wanted.tables,

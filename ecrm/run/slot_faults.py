@@ -132,7 +132,7 @@ def together(said: Iterable[Faults], step: int, phase: str) -> dict[int, Fault]:
     return {rank: fault.noticed_in(step, phase) for rank, fault in sorted(known.items())}
 
 
-def deadly(faults: Faults) -> str:
+def ends_run(faults: Faults) -> str:
     """The evidence for user code killing ranks, in a line; "" without enough evidence."""
     at: dict[Place, list[int]] = defaultdict(list)
     again: dict[tuple[int, str], list[int]] = defaultdict(list)

@@ -136,9 +136,9 @@ def stopped_json(
     }
 
 
-def checkpoint_json(step: int, unkept: str) -> dict[str, Any]:
-    """The fields on checkpoints: newest `step`, 0 for none, and why the last step is `unkept`."""
-    return {"checkpoint_step": step or None, "checkpoint_failed": unkept or None}
+def checkpoint_json(step: int, why_not_kept: str) -> dict[str, Any]:
+    """The fields on checkpoints: newest `step`, 0 for none, and why the last step has none."""
+    return {"checkpoint_step": step or None, "checkpoint_failed": why_not_kept or None}
 
 
 def stopped_in_words(stopped: dict[str, Any], folder: Path | None) -> str:

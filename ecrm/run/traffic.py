@@ -54,7 +54,7 @@ def _shared_bytes(transport: Transport) -> int:
     return 0 if transport.shared_memory is None else transport.shared_memory.shared_bytes
 
 
-def gather(transport: Transport, traffic: Traffic, written: int) -> list[dict[str, Any]]:
+def gather_traffic(transport: Transport, traffic: Traffic, written: int) -> list[dict[str, Any]]:
     """Collective: bytes sent and written by every live rank, in the order of rank numbers.
 
     Of each rank {"rank", "sent", "shared", "written", "kernels"}. `shared` is the part of the sent

@@ -14,13 +14,13 @@ from ecrm.run.slot_faults import (
     UNJUDGED,
     Fault,
     Place,
-    deadly,
+    ends_run,
     raised_before,
     together,
     together_in,
 )
 
-WhenDead = Callable[[int], tuple[Place, ...] | None]
+PlaceOfDead = Callable[[int], tuple[Place, ...] | None]
 """rank -> places of user code on a dead rank at the death; `None` if unknown to this rank."""
 
 
@@ -32,14 +32,14 @@ def _nowhere(rank: int) -> tuple[Place, ...]:
 class UserCode(Inquest):
     """The user code of this rank, and the knowledge about user code of all ranks.
 
-    - `when_dead`: asked once for each dead rank.
+    - `place_of_dead`: asked once for each dead rank.
     - `faults`: by rank, how ranks ended with user code at work. The same on all ranks after every
       recovery.
     - `seals`: number of seals known to this rank.
     """
 
-    def __init__(self, when_dead: WhenDead = _nowhere) -> None:
-        self.when_dead = when_dead
+    def __init__(self, place_of_dead: PlaceOfDead = _nowhere) -> None:
+        self.place_of_dead = place_of_dead
         self.faults: dict[int, Fault] = {}
         self.seals = 0
         self._raised: dict[int, Fault] = {}  # the error of this rank, for the next recovery
@@ -74,7 +74,7 @@ class UserCode(Inquest):
         for rank, slots in dead.items():
             # a repeated recovery keeps the first finding
             if rank not in self.faults and rank not in self._mine:
-                places = self.when_dead(rank)
+                places = self.place_of_dead(rank)
                 # unknown, as on a different host: suspect every slot of the dead rank
                 if places is None:
                     self._mine[rank] = Fault.unknown(slots)
@@ -99,7 +99,7 @@ class UserCode(Inquest):
         self.faults = {rank: fault for rank, fault in faults if fault.places}
         raising = [rank for rank, fault in self.faults.items() if fault.error and rank in live]
         if not raising:
-            if problem := deadly(self.faults):
+            if problem := ends_run(self.faults):
                 raise ScriptFailed(problem).on_all_ranks(live[0])
             return None
         first = self.faults[raising[0]]

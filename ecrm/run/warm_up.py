@@ -11,7 +11,7 @@ from ecrm.config.schema import Config
 from ecrm.kernels.warm_up import Shapes, warm_up
 from ecrm.placement.tables import RowSpace
 from ecrm.process.device import DEVICES, device_of
-from ecrm.run.gather import gather
+from ecrm.run.gather import gather_results
 from ecrm.transport.base import Transport
 
 
@@ -41,7 +41,9 @@ def warm_up_kernels(
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         seconds = time.monotonic() - began
-    took = [each for each in gather(transport, lambda: seconds).values() if each is not None]
+    took = [
+        each for each in gather_results(transport, lambda: seconds).values() if each is not None
+    ]
     if took:
         say_on_first(f"kernels of the GPU are ready after {max(took):.1f} s")
 

@@ -40,7 +40,7 @@ class Whereabouts:
                 of[rank] = its[offset:][:8].view(np.int64)
         return Whereabouts(transport.rank, mine.numpy(), of)
 
-    def be_at(self, place: Place | None) -> None:
+    def enter(self, place: Place | None) -> None:
         """Note the place where user code begins; `None` once user code is done."""
         self._mine[0] = _NOWHERE if place is None else _written(place)
 
@@ -49,7 +49,7 @@ class Whereabouts:
         found = {rank: int(word[0]) for rank, word in [*self._of.items(), (self._rank, self._mine)]}
         return {rank: _read(word) for rank, word in found.items() if word != _NOWHERE}
 
-    def when_dead(self, rank: int) -> tuple[Place, ...] | None:
+    def place_of_dead(self, rank: int) -> tuple[Place, ...] | None:
         """The place of user code at a rank's death, () for none; `None` if unknown to this rank.
 
         Ask only once: the memory shared by the dead rank is not kept afterwards.

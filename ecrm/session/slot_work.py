@@ -222,7 +222,7 @@ class SlotWork:
         self._had_gradients, self._told = False, 0
         self._watch = BodyWatch(self._tell)
         self._modes = Modes(module)
-        self._recoveries, self._look_until = engine.recovery.through, 0
+        self._recoveries, self._look_until = engine.recovery.completed, 0
         self._seen: Seen = {}
         self._used: Seen = {}
         self._counts: dict[str, int] = {}
@@ -313,9 +313,9 @@ class SlotWork:
 
         Checked in first steps, as often as the dense part, and after failures.
         """
-        through = self._engine.recovery.through
-        if through != self._recoveries:
-            self._recoveries, self._look_until = through, part.step + 3
+        completed = self._engine.recovery.completed
+        if completed != self._recoveries:
+            self._recoveries, self._look_until = completed, part.step + 3
         if not (self._watch.looks or part.step < self._look_until):
             return
         if batch_digest(part.batch.batch) != part.batch.digest:

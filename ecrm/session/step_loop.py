@@ -144,7 +144,7 @@ class WorkBetweenSteps:
     def _call(self, every: Every) -> None:
         """Call a function; raises StepAborted after a failure, even if user code catches errors."""
         before = self._kept_by(every)
-        self.allowed, self._recoveries = True, self._engine.recovery.through
+        self.allowed, self._recoveries = True, self._engine.recovery.completed
         self._comparing = every.goal is not None
         self._stops, self._reported, self._named = False, math.nan, {}
         self.goes_on()
@@ -258,7 +258,7 @@ class WorkBetweenSteps:
     @property
     def given_up(self) -> bool:
         """Whether a failure has come into the running function."""
-        return self.allowed and self._engine.recovery.through > self._recoveries
+        return self.allowed and self._engine.recovery.completed > self._recoveries
 
     def goes_on(self) -> None:
         """After joint work of the ranks: a running function of the user goes on."""

@@ -14,11 +14,11 @@ TWO = ("--servers", "1", "--trainers", "1", "--spares", "0", "--protection", "no
 
 SHARES = """
 import sys
-from ecrm.run.gather import gather
+from ecrm.run.gather import gather_results
 from ecrm.run.this_rank import this_rank
 
 transport = this_rank().transport
-said = gather(transport, lambda: [transport.rank, sys.argv[1]])
+said = gather_results(transport, lambda: [transport.rank, sys.argv[1]])
 print("shared", sorted(said.values()))
 """
 
@@ -27,8 +27,8 @@ from ecrm.run.this_rank import this_rank
 
 if this_rank().transport.rank == 1:
     raise ValueError("one rank has no data")
-from ecrm.run.gather import gather
-gather(this_rank().transport, lambda: None)  # as a Session does
+from ecrm.run.gather import gather_results
+gather_results(this_rank().transport, lambda: None)  # as a Session does
 print("never")
 """
 

@@ -13,7 +13,7 @@ import torch
 from ecrm.base.errors import LostTouch, StrayRow, Unrecoverable, UsageError
 from ecrm.engine.failures import MOST_FUTILE
 from ecrm.engine.hooks import Hooks
-from ecrm.run.gather import gather
+from ecrm.run.gather import gather_results
 from ecrm.run.run_rank import say_why
 from ecrm.testing.simulate import workload as workload_module
 from ecrm.testing.simulate.oracle import truth_of
@@ -207,7 +207,7 @@ def test_a_call_that_keeps_failing_before_there_is_an_engine_ends_the_start():
         if transport.rank == 1:
             transport.share = fails
         with pytest.raises(LostTouch) as told:
-            gather(transport, lambda: "hello")
+            gather_results(transport, lambda: "hello")
         return str(told.value)
 
     results = SimulatedCluster(4, 1, most_calls=1_000).run(program).results

@@ -95,7 +95,7 @@ class Script:
                     if place.part == "batch":
                         self._at_work(engine.rank)
 
-            user_code_of(engine).when_dead = self._whereabouts
+            user_code_of(engine).place_of_dead = self._whereabouts
             engine.state.hooks.event = self._event
             judge = engine.recovery._judge
 

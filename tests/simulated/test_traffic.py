@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ecrm.kernels.dispatch import taken
-from ecrm.run.traffic import Traffic, gather
+from ecrm.run.traffic import Traffic, gather_traffic
 from ecrm.testing.simulated_transport import SimulatedCluster
 
 ONE_ROW = 3 * 8 + 16
@@ -30,7 +30,7 @@ def test_bytes_go_to_the_phase_that_sent_them():
         transport.exchange({others[1]: [row]})
         assert traffic.sent == {"start": ONE_ROW, "lookup": 4 * ONE_ROW, "commit": ONE_ROW}
         assert Traffic(transport).sent == {}, "a run after it counts anew"
-        return gather(transport, traffic, 100 + transport.rank)
+        return gather_traffic(transport, traffic, 100 + transport.rank)
 
     outcome = SimulatedCluster(3, 1).run(program)
     sent = {"start": ONE_ROW, "lookup": 4 * ONE_ROW, "commit": ONE_ROW}

@@ -147,7 +147,7 @@ def _begun(
         checkpoints,
         watch,
         lambda: None,
-        lambda summary, unkept: told(summary),
+        lambda summary, why_not_kept: told(summary),
     )
     part = ScriptPart(run, run_folder, None, lambda place: None, words, wanted.make_dense)
     return part, Started(run)

@@ -77,11 +77,11 @@ def ranks(*live: int, slots: tuple[int, ...] = (2,)) -> View:
 
 def test_a_rank_keeps_to_its_core_as_long_as_ranks_outnumber_cores(free: set[int]):
     cores = Cores(transport := SimpleNamespace(rank=1), range(999))
-    cores.heed(ranks(*range(999)))
+    cores.apply_view(ranks(*range(999)))
     assert os.sched_getaffinity(0) == {sorted(free)[2 % len(free)]} and cores.manner == BIND
-    cores.heed(ranks(*range(len(free) + 1)))
+    cores.apply_view(ranks(*range(len(free) + 1)))
     assert len(os.sched_getaffinity(0)) == 1 and cores.manner == BIND and not transport.sleeps
-    cores.heed(ranks(*range(len(free))))
+    cores.apply_view(ranks(*range(len(free))))
     assert os.sched_getaffinity(0) == free and cores.manner is None and not transport.sleeps
 
 
@@ -90,13 +90,13 @@ def test_a_rank_moves_and_sleeps_where_slots_are_one_more_than_cores_or_where_it
 ):
     uneven = ranks(*range(999), slots=tuple(range(len(free) + 1)))
     cores = Cores(transport := SimpleNamespace(rank=1), range(999))
-    cores.heed(uneven)
+    cores.apply_view(uneven)
     if len(free) > 1:
         assert cores.manner == SLEEP and transport.sleeps and os.sched_getaffinity(0) == free
     for wish, sleeps, bound in (SLEEP, True, False), (POLL, False, False), (BIND, False, True):
         cores = Cores(transport, range(999), wish)
-        cores.heed(uneven)
+        cores.apply_view(uneven)
         assert (cores.manner, transport.sleeps) == (wish, sleeps)
         assert len(os.sched_getaffinity(0)) == (1 if bound else len(free))
-        cores.heed(ranks(*range(len(free))))
+        cores.apply_view(ranks(*range(len(free))))
         assert cores.manner is None and not transport.sleeps and os.sched_getaffinity(0) == free

@@ -24,7 +24,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.run.auto_resume import check_same
 from ecrm.run.consistency import given_of
-from ecrm.run.gather import gather
+from ecrm.run.gather import gather_results
 from ecrm.run.hello import Hello, Inputs, check_inputs, check_weights, hello_of
 from ecrm.run.inputs import OF_SCRIPT
 from ecrm.run.reported import Goal, Reported
@@ -252,7 +252,7 @@ def test_ranks_that_have_built_other_models_are_told_what_differs_first(told):
         model = OTHERS[told]() if transport.rank == 2 else usual
         about = json.loads(json.dumps(model.about()))
         mine = Inputs(given_of("here", config, 10, script="x"), "the CPU", {}, about, {})
-        said = gather(transport, lambda: hello_of(transport, config, mine, False, -1))
+        said = gather_results(transport, lambda: hello_of(transport, config, mine, False, -1))
         hellos = {rank: Hello(**facts) for rank, facts in said.items()}
         check_inputs(transport, hellos, mine, OF_SCRIPT)
 

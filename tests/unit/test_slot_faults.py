@@ -17,7 +17,7 @@ from ecrm.run.slot_faults import (
     EVERY,
     Fault,
     Place,
-    deadly,
+    ends_run,
     raised_before,
     together,
     together_in,
@@ -62,58 +62,58 @@ def test_what_is_said_comes_through_as_json():
 
 
 def test_code_that_kills_two_ranks_in_one_place_is_to_blame():
-    told = deadly({4: died(SLOT), 6: died(SLOT)})
+    told = ends_run({4: died(SLOT), 6: died(SLOT)})
     assert told.startswith("ranks 4, 6 died in step 7, slot 1, one after the other: the script")
-    assert "ranks 3, 4 died in the batch of step 8" in deadly(
+    assert "ranks 3, 4 died in the batch of step 8" in ends_run(
         {3: died(Place(8, 1, BATCH)), 4: died(Place(8, 1, BATCH))}
     )
-    told = deadly({4: died(SCORED), 5: died(SCORED)})
+    told = ends_run({4: died(SCORED), 5: died(SCORED)})
     assert told.startswith("ranks 4, 5 died in batch 1 of an evaluation at step 7, one after")
 
 
 def test_an_error_and_a_death_in_one_place_are_told_as_that():
-    told = deadly({4: raised(SLOT), 6: died(SLOT)})
+    told = ends_run({4: raised(SLOT), 6: died(SLOT)})
     assert told.startswith("ValueError: x; rank 6 died in step 7, slot 1: the script kills")
     unknown = {rank: UNKNOWN.noticed_in(7, "lookup") for rank in (5, 6)}
-    told = deadly({4: raised(SLOT), **unknown})
+    told = ends_run({4: raised(SLOT), **unknown})
     assert told.startswith("ValueError: x; ranks 5, 6 died in step 7, each running slot 1, one ")
 
 
 def test_deaths_elsewhere_are_nobodys_fault():
     for others in (NOWHERE, died(NEXT), died(Place(7, 1, BATCH)), died(Place(7, 0)), UNKNOWN):
-        assert not deadly({4: died(SLOT), 6: others.noticed_in(7, "update")})
+        assert not ends_run({4: died(SLOT), 6: others.noticed_in(7, "update")})
 
 
 def test_where_nobody_knows_the_third_death_tells():
     unknown = {rank: UNKNOWN.noticed_in(7, "update") for rank in (4, 5)}
-    assert not deadly(unknown)
-    assert not deadly({**unknown, 6: UNKNOWN.noticed_in(8, "update")})
-    assert not deadly({**unknown, 6: Fault.unknown([2]).noticed_in(7, "update")})
-    assert "ranks 4, 5, 6 died in step 7, each running slot 1, one after the other" in deadly(
+    assert not ends_run(unknown)
+    assert not ends_run({**unknown, 6: UNKNOWN.noticed_in(8, "update")})
+    assert not ends_run({**unknown, 6: Fault.unknown([2]).noticed_in(7, "update")})
+    assert "ranks 4, 5, 6 died in step 7, each running slot 1, one after the other" in ends_run(
         {**unknown, 6: Fault.unknown([1, 2]).noticed_in(7, "update")}
     )
-    assert deadly({**unknown, 6: died(SLOT)})
+    assert ends_run({**unknown, 6: died(SLOT)})
 
 
 @pytest.mark.parametrize("phase", ["evaluate", "save", "finish", "checkpoint", "commit", "start"])
 def test_where_no_slot_is_computed_none_is_to_blame(phase):
     said = [dict.fromkeys((4, 5, 6), UNKNOWN)]
-    assert deadly(together(said, 7, "forward"))
+    assert ends_run(together(said, 7, "forward"))
     assert together(said, 7, phase) == dict.fromkeys((4, 5, 6), NOWHERE)
 
 
 def test_a_batch_of_an_evaluation_is_no_slot():
     unknown = {rank: UNKNOWN.noticed_in(7, "update") for rank in (4, 5)}
-    assert not deadly({**unknown, 6: died(SCORED)})
+    assert not ends_run({**unknown, 6: died(SCORED)})
 
 
 @pytest.mark.parametrize("part, where", [(BEFORE_STEP, "before_step of"), (EVERY, "every at")])
 def test_what_all_ranks_run_is_to_blame_for_deaths_one_after_the_other_alone(part, where):
     first, second = Place(7, 0, part), Place(7, 1, part)
-    told = deadly({4: died(first), 5: died(second)})
+    told = ends_run({4: died(first), 5: died(second)})
     assert told.startswith("ranks 4, 5 died in ") and f"{where} step 7, one after" in told
-    assert not deadly({4: died(first), 5: died(first)}), "killed together, by whatever it was"
-    assert not deadly({4: died(first), 5: died(Place(8, 1, part)), 6: UNKNOWN, 3: died(SLOT)})
+    assert not ends_run({4: died(first), 5: died(first)}), "killed together, by whatever it was"
+    assert not ends_run({4: died(first), 5: died(Place(8, 1, part)), 6: UNKNOWN, 3: died(SLOT)})
     assert together_in({4: died(first), 5: died(first), 6: died(SLOT)}, [4, 5, 6]) == (
         f" (ranks 4, 5 died in {first}, the script's own code)"
     )
@@ -173,9 +173,9 @@ def test_a_rank_that_died_has_left_where_user_code_was():
     word = np.zeros(1, np.int64)
     places = [Place(0, 0), Place(0, 0, BATCH), Place(10**9, (1 << 28) - 1, EVERY), SLOT]
     for place in places:
-        Whereabouts(0, word, {}).be_at(place)
-        assert Whereabouts(0, word, {3: word.copy()}).when_dead(3) == (place,)
-    Whereabouts(0, word, {}).be_at(None)
+        Whereabouts(0, word, {}).enter(place)
+        assert Whereabouts(0, word, {3: word.copy()}).place_of_dead(3) == (place,)
+    Whereabouts(0, word, {}).enter(None)
     others = Whereabouts(0, word, {3: word.copy()})
-    assert others.when_dead(3) == ()
-    assert others.when_dead(3) is others.when_dead(4) is None
+    assert others.place_of_dead(3) == ()
+    assert others.place_of_dead(3) is others.place_of_dead(4) is None

@@ -30,7 +30,7 @@ from ecrm.protection.base import Protection
 from ecrm.run.sealed import meet
 from ecrm.run.slot_faults import ON_ALL, Place
 from ecrm.run.started import Start, Started, Wanted, too_late
-from ecrm.run.user_code import UserCode, WhenDead
+from ecrm.run.user_code import PlaceOfDead, UserCode
 from ecrm.session.data import Indexed
 from ecrm.session.session import Session
 from ecrm.session.streams import Streams
@@ -125,10 +125,10 @@ def session_engine(
     policy: EnginePolicy,
     device: torch.device = CPU,
     durable: Durable | None = None,
-    when_dead: WhenDead = lambda rank: (),
+    place_of_dead: PlaceOfDead = lambda rank: (),
 ) -> Engine:
     """The engine of what a session wants, on one simulated rank; its rows are on `device`."""
-    hooks.inquest = UserCode(when_dead)
+    hooks.inquest = UserCode(place_of_dead)
     return Engine(
         transport,
         wanted.tables,
@@ -228,7 +228,7 @@ class SessionJob:
                 protection,
                 workload.policy(protection),
                 durable=self._durable(workload),
-                when_dead=whereabouts,
+                place_of_dead=whereabouts,
             )
             engines.append(engine)
             if workload.skip_undo:

@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from ecrm.base.allocate import ReusableBuffer
-from ecrm.run.gather import gather
+from ecrm.run.gather import gather_results
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Part, Picked, Received, gathered, matrix
 from ecrm.transport.mpi import CLOSE_SECONDS, MpiTransport
@@ -258,9 +258,9 @@ def introduce(transport: Transport) -> list[int]:
     memory = transport.shared_memory
     if memory is None:
         return []
-    offers = gather(transport, lambda: memory.offer("here"))
+    offers = gather_results(transport, lambda: memory.offer("here"))
     del offers[transport.rank]
-    accepted = gather(transport, lambda: memory.accept("here", offers))
+    accepted = gather_results(transport, lambda: memory.accept("here", offers))
     readers = sorted(rank for rank, read in accepted.items() if transport.rank in read)
     memory.share_with(readers)
     return readers
