@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ecrm.base.errors import NotFinite, UsageError
+from ecrm.base.errors import NotFinite
 from ecrm.config import load_config
 from ecrm.data.metrics import auc
 from ecrm.engine.table_digest import gather_rows, table_digests, table_sums
@@ -16,7 +16,6 @@ from ecrm.kernels.row_digest import row_digest
 from ecrm.model.determinism import prepared_torch
 from ecrm.recipes import models
 from ecrm.recipes import train as recipe
-from ecrm.run import plan as module
 from ecrm.run.lone_run import run_alone
 from ecrm.run.summary import flat_state
 from ecrm.storage.base import Store
@@ -128,10 +127,3 @@ def test_a_logit_that_is_not_finite_ends_the_run_or_leaves_no_number(
         return
     (at_4, at_6) = train(tmp_path / "run", criteo_rows, *sets).of("evaluation")
     assert at_4["values"]["logloss"] is at_6["values"]["auc"] is None
-
-
-def test_a_run_without_torchrec_is_refused(criteo_rows, monkeypatch):
-    config = load_config("tiny", [f"data.path={criteo_rows}"])
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="needs torchrec, which is not installed: type pip"):
-        module.plan(config)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 
@@ -36,8 +37,9 @@ def test_generate_then_prepare(rows, tmp_path, capsys):
         generated.startswith(f"{tmp_path / 'more'}: 200 rows, ")
         and "the true probabilities reach AUC 0." in generated
     )
+    copy = shutil.copy(rows, tmp_path / f"copy-{rows.name}")
     assert (
-        ecrm("prepare", "criteo", rows, rows, "--output", tmp_path / "out", "--hash-size", 50) == 0
+        ecrm("prepare", "criteo", rows, copy, "--output", tmp_path / "out", "--hash-size", 50) == 0
     )
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: 600 rows, ")
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())

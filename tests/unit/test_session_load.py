@@ -241,7 +241,7 @@ def told_by(monkeypatch, files: dict[int, FileValues], hosts: dict[int, str]) ->
         together = [other for other in sorted(hosts) if seen[other] == seen[number]]
         table = Table("user", 70, 4, None, values)
         read[number] = loaded_files._digests([table], together.index(number), together)
-    monkeypatch.setattr(loaded_files, "gather", share)
+    monkeypatch.setattr(loaded_files, "gather_results", share)
     monkeypatch.setattr(loaded_files, "host_name", lambda: hosts[rank])
     found = []
     for rank in files:
