@@ -19,7 +19,7 @@ COPY --from=build /wheels /wheels
 ENV PIP_CONSTRAINT=/requirements.lock PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 # PIP_CONSTRAINT gives the versions.
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir --find-links /wheels 'ecrm[rich,tensorboard]' \
+RUN pip install --no-cache-dir --find-links /wheels 'ecrm[rich,tables,tensorboard]' \
     && pip install --no-cache-dir --no-deps 'torchrec>=1.7,<2'
 WORKDIR /work
 CMD ["ecrm", "doctor"]

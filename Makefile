@@ -149,16 +149,16 @@ wheel: $(STAMP)
 	$(call for_manylinux,dist)
 	mv build/wheel/*.tar.gz dist
 
-# make check-wheel                  a wheel in an environment of its own: README's installation and script, and a kill
-# The wheel has the library that `make venv` has compiled, so that the check takes little time.
+# make check-wheel [DIST=dist]      a wheel in an environment of its own: README's installation and script, and a kill
+# The wheel has the library that `make venv` has compiled, so that the check takes little time. DIST: the wheel of `make wheel`.
 check-wheel: BARE = build/bare
 check-wheel: $(STAMP)
 	rm -rf build
-	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
-	$(call for_manylinux,build/dist)
+	$(if $(DIST),,$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .)
+	$(if $(DIST),,$(call for_manylinux,build/dist))
 	$(PYTHON) -m venv $(BARE)
 	$(call install_torch,$(BARE),--no-compile)
-	$(BARE)/bin/pip install --quiet --no-compile --constraint $(LOCK) --find-links build/dist ecrm
+	$(BARE)/bin/pip install --quiet --no-compile --only-binary ecrm --constraint $(LOCK) --find-links $(or $(DIST),build/dist) ecrm
 	$(BARE)/bin/python tests/bare_environment.py
 
 # make docs                         the pages of docs/reference anew from the code, and the diagrams

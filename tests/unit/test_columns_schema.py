@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 
+import numpy as np
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
@@ -174,7 +175,7 @@ ODD = {
     "cost": pyarrow.array([1, 2]).cast(pyarrow.decimal128(30, 2)),
     "words": pyarrow.array(["NA", "null"]),
     "nothing": pyarrow.array([float("nan"), None]),
-    "half": pyarrow.array([1.5, 2.5], pyarrow.float16()),
+    "half": pyarrow.array(np.array([1.5, 2.5], np.float16)),
     "a.b": pyarrow.array([1.5, 2.5]),
     "label": pyarrow.array([True, False]),
 }
