@@ -47,6 +47,26 @@ def bars_parts(bars, name):
     return model, model.bags, batch, loss_of
 
 
+def reference_parts(references, name):
+    """A narrow reference over small tables, its rows, and batches with a loss each."""
+    data = SimpleNamespace(tables=[(f"t_{number}", 30 + number) for number in range(TABLES)])
+    rows = torch.tensor([count for _, count in data.tables])
+
+    def batch(step, slot):
+        random = torch.Generator().manual_seed(10 * step + slot)
+        ids = (torch.rand(8, TABLES, generator=random) * rows).long()
+        labels = torch.randint(2, (8,), generator=random).float()
+        dense = torch.randn(8, references.DENSE, generator=random)
+        return references.batch_of(name, data, (dense, ids, labels))
+
+    def loss_of(model, found):
+        dense, ids, labels = found
+        return F.binary_cross_entropy_with_logits(model(dense, ids).squeeze(1), labels)
+
+    model = references.model_of(name, data, 16, "meta")
+    return model, model.sparse_arch, batch, loss_of
+
+
 def hstu_parts(hstu):
     """The sequence model, its rows, and batches of histories with a loss each."""
 
@@ -58,21 +78,35 @@ def hstu_parts(hstu):
     return model, model.rows, batch, lambda model, found: hstu.loss_of(model(found[0]), found[1])
 
 
-@pytest.mark.parametrize("name", ["dlrm", "dcnv2", "hstu"])
+MODELS = {
+    "dlrm": ("bars", bars_parts),
+    "dcnv2": ("bars", bars_parts),
+    "hstu": ("hstu", lambda module, _: hstu_parts(module)),
+    "kaggle": ("references", reference_parts),
+    "mlperf": ("references", reference_parts),
+}
+"""The module of `examples/` and the parts of a model."""
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_two_kills_change_no_bit_of_a_model(name, example):
-    module = example("hstu" if name == "hstu" else "bars")
+    module, parts = example(MODELS[name][0]), MODELS[name][1]
 
     def train(start):
         torch.manual_seed(0)
-        model, tables, batch, loss_of = (
-            hstu_parts(module) if name == "hstu" else bars_parts(module, name)
-        )
-        numbers = {"lr": module.RATE, "betas": module.BETAS, "weight_decay": 1e-5}
-        apply_optimizer_in_backward(torch.optim.Adam, tables.parameters(), numbers)
+        model, tables, batch, loss_of = parts(module, name)
+        if parts is reference_parts:
+            reference = module.REFERENCES[name]
+            optimizer, rates = reference.optimizer, {"lr": reference.rate}
+            numbers = rates
+        else:
+            optimizer, rates = torch.optim.Adam, {"lr": module.RATE}
+            numbers = {**rates, "betas": module.BETAS, "weight_decay": 1e-5}
+        apply_optimizer_in_backward(optimizer, tables.parameters(), numbers)
         session = Session(
             model,
             slots=2,
-            dense_optimizer=lambda parameters: torch.optim.Adam(parameters, module.RATE),
+            dense_optimizer=lambda parameters: optimizer(parameters, **rates),
             start=start,
         )
         logged = {}

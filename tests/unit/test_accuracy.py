@@ -151,6 +151,51 @@ def test_the_models_of_bars_have_the_published_number_of_parameters(example, nam
     )
 
 
+MLPERF_ROWS = [40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000]
+MLPERF_ROWS += [3_067_956, 405_282, 10, 2_209, 11_938, 155, 4, 976, 14]
+MLPERF_ROWS += [*(40_000_000,) * 3, 590_152, 12_973, 108, 36]
+
+
+@pytest.mark.parametrize(("name", "dense", "width"), [("kaggle", 475_985, 16), ("mlperf", 0, 128)])
+def test_the_references_have_the_published_layers(example, name, dense, width):
+    """Worked out by hand: 13-512-256-64-16 and 367-512-256-1, or 3 crosses of rank 512."""
+    references = example("references")
+    data = SimpleNamespace(tables=[(f"t_{n}", rows) for n, rows in enumerate(MLPERF_ROWS)])
+    model = references.model_of(name, data, 1, "meta")
+    tables = list(model.sparse_arch.parameters())
+    assert sum(each.numel() for each in tables) == sum(MLPERF_ROWS) * width
+    inputs = 27 * 128
+    layers = ((13, 512), (512, 256), (256, 128), (inputs, 1024), (1024, 1024), (1024, 512))
+    by_hand = sum((m + 1) * n for m, n in (*layers, (512, 256), (256, 1)))
+    by_hand += 3 * (2 * inputs * 512 + inputs)
+    total = sum(each.numel() for each in model.parameters())
+    assert total - sum(MLPERF_ROWS) * width == (dense or by_hand)
+
+
+def test_a_bag_of_many_ids_is_a_function_of_its_id(example):
+    references = example("references")
+    random = torch.Generator().manual_seed(3)
+    rows = [min(count, 1_000_000) for count in MLPERF_ROWS]
+    ids = (torch.rand(500, 26, generator=random) * torch.tensor(rows)).long()
+    values, lengths = references.bags_of_ids(ids, rows, references.MULTI_HOT)
+    assert lengths.view(26, 500).tolist() == [[size] * 500 for size in references.MULTI_HOT]
+    assert sum(references.MULTI_HOT) == 214 and len(values) == 214 * 500
+    again, _ = references.bags_of_ids(ids.flip(0), rows, references.MULTI_HOT)
+    first = 0
+    for feature, size in enumerate(references.MULTI_HOT):
+        bags, same = (
+            found[first : first + 500 * size].view(500, size) for found in (values, again)
+        )
+        assert torch.equal(bags[:, 0], ids[:, feature]) and torch.equal(same.flip(0), bags)
+        assert bags.min() >= 0 and bags.max() < rows[feature]
+        first += 500 * size
+    large = values[: 3 * 500].view(500, 3)
+    assert len(large[:, 1:].unique()) > 990, "further ids are spread over the table"
+    assert abs(large[:, 1:].double().mean() / rows[0] - 0.5) < 0.05
+    one, _ = references.bags_of_ids(ids, rows, references.ONE_HOT)
+    assert torch.equal(one.view(26, 500), ids.T)
+
+
 def test_a_place_of_a_history_sees_no_later_movie(example):
     hstu = example("hstu")
     torch.manual_seed(0)
