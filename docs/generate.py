@@ -450,7 +450,7 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-SCRIPT = re.compile(r"(<!-- script: (\S+) -->\n).*?(\n<!-- end of script -->)", re.DOTALL)
+SCRIPT = re.compile(r"(<!-- script: (\S+) -->\n).*?(<!-- end of script -->)", re.DOTALL)
 
 
 def with_scripts(text: str) -> str:
@@ -458,7 +458,7 @@ def with_scripts(text: str) -> str:
 
     def shown(found: re.Match[str]) -> str:
         script = (ROOT / found[2]).read_text()
-        return f"{found[1]}\n```python\n{script}```\n{found[3]}"
+        return f"{found[1]}\n```python\n{script}```\n\n{found[3]}"
 
     return SCRIPT.sub(shown, text)
 

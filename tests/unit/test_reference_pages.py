@@ -54,3 +54,11 @@ def test_lists_attributes_and_open_arguments_of_the_code_are_on_the_page(generat
     assert "\n- `batch_size`: samples of a batch" in page
     assert "gather(**tensors: Tensor) -> None" in page
     assert "##### Session.gathered\n\nThe tensors gathered by the last loop over" in page
+
+
+def test_scripts_one_after_another_keep_the_text_between(generate):
+    name = "examples/how_to/schedule.py"
+    marks = f"<!-- script: {name} -->\n<!-- end of script -->"
+    shown = generate.with_scripts(f"{marks}\nbetween\n{marks}\n")
+    assert shown.count("```python") == 2 and "-->\nbetween\n<!--" in shown
+    assert generate.with_scripts(shown) == shown
