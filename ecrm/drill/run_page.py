@@ -134,7 +134,7 @@ def page(story: Story) -> str:
             "<h2>Curves</h2>",
             '<div class="curves">' + "".join(map(drawn, drawn_curves)) + "</div>"
             if drawn_curves
-            else "<p>no value was told twice</p>",
+            else "<p>no curve: a curve needs two values of session.log or session.report</p>",
             "<h2>Throughput</h2>",
             html.with_key(throughput(line, unit, end)),
             "<h2>Ranks and roles</h2>",
@@ -276,6 +276,7 @@ def _phases(story: Story) -> list[str]:
         for name, size in rank["sent"].items():
             sent[name] = sent.get(name, 0) + size
     if sent:
-        rows = [(name, f"{size / 1e6:,.1f}") for name, size in sent.items()]
+        rows = [(name, f"{size / 1e6:,.1f}") for name, size in sent.items() if size >= 50_000]
         parts.append(html.table((("phase", ""), ("sent by all ranks", "MB")), rows, words=(0,)))
+        parts.append(html.legend("phases that sent less than 0.05 MB are left out"))
     return parts if len(parts) > 1 else []
