@@ -23,6 +23,10 @@ machine's own vectors (NEON).
 
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int64
+_COUNT = ctypes.c_uint64
+_RANK = ctypes.c_uint32
+_TIME = ctypes.c_double
+_BYTES = ctypes.c_char_p
 _SIGNATURES = {
     "ecrm_best_instruction_set": (ctypes.c_int, []),
     "ecrm_instruction_set": (ctypes.c_int, []),
@@ -95,6 +99,32 @@ _SIGNATURES = {
             _POINTER,
         ],
     ),
+    "ecrm_hmac": (None, [_BYTES, _INT, _BYTES, _INT, _POINTER]),
+    "ecrm_link_new": (_POINTER, [_BYTES, _BYTES, _INT, _RANK, _RANK, _POINTER]),
+    "ecrm_link_free": (None, [_POINTER]),
+    "ecrm_link_dialling": (None, [_POINTER, _TIME]),
+    "ecrm_link_dialled": (None, [_POINTER, _TIME, _BYTES]),
+    "ecrm_link_adopt": (ctypes.c_int, [_POINTER, _TIME, _COUNT, _COUNT]),
+    "ecrm_link_broke": (None, [_POINTER, _TIME]),
+    "ecrm_link_tick": (ctypes.c_int, [_POINTER, _TIME]),
+    "ecrm_link_acknowledge_all": (None, [_POINTER]),
+    "ecrm_link_send": (_COUNT, [_POINTER, _BYTES, _COUNT, ctypes.c_int]),
+    "ecrm_link_take": (_POINTER, [_POINTER, _POINTER]),
+    "ecrm_link_free_message": (None, [_POINTER]),
+    "ecrm_link_begin_epoch": (None, [_POINTER, _TIME, _COUNT]),
+    "ecrm_link_came": (ctypes.c_int, [_POINTER, _TIME, _BYTES, _COUNT]),
+    "ecrm_link_gather": (_COUNT, [_POINTER, _POINTER, _COUNT]),
+    "ecrm_link_wrote": (None, [_POINTER, _TIME, _COUNT]),
+    "ecrm_link_wants_dial": (ctypes.c_int, [_POINTER, _TIME]),
+    "ecrm_link_next": (_TIME, [_POINTER]),
+    "ecrm_link_down": (_TIME, [_POINTER, _TIME]),
+    "ecrm_link_figures": (None, [_POINTER, _POINTER]),
+    "ecrm_reception_new": (_POINTER, [_BYTES, _BYTES, _INT, _RANK]),
+    "ecrm_reception_free": (None, [_POINTER]),
+    "ecrm_reception_wanted": (_COUNT, [_POINTER]),
+    "ecrm_reception_came": (ctypes.c_int, [_POINTER, _BYTES, _COUNT]),
+    "ecrm_reception_answer": (_COUNT, [_POINTER, _COUNT, _COUNT, _COUNT, _BYTES, _POINTER]),
+    "ecrm_reception_figures": (None, [_POINTER, _POINTER]),
     "ecrm_hash_uniform": (
         None,
         [ctypes.c_uint64, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER],
