@@ -29,6 +29,7 @@ COMPILE = [
     "-fvisibility=hidden",
     "-g0",
     "-Wall",
+    "-pthread",  # the carrier of kernels/links has a thread
 ]
 # GCC 12 warns falsely: of AVX-512 intrinsics inside its own header (its bug 105593) and of vectors
 # passed between functions that are all inlined.

@@ -1,7 +1,9 @@
 // The C entries of a link and of a reception, and of the carrier that runs them over sockets.
+#include "links/carrier.h"
 #include "links/link.h"
 #include "native.h"
 
+using ecrm::links::Carrier;
 using ecrm::links::Greeting;
 using ecrm::links::Identity;
 using ecrm::links::Link;
@@ -128,3 +130,46 @@ ECRM_ENTRY void ecrm_reception_figures(OwnReception* r, uint64_t* out) {
   out[2] = g.expected;
   out[3] = g.partial;
 }
+
+// Null, with the system's error number in `port`, where it cannot listen.
+ECRM_ENTRY void* ecrm_carrier_new(const char* run, const char* secret, int64_t secret_bytes,
+                                  uint32_t rank, uint32_t world, const Settings* settings,
+                                  const char* address, int* port) {
+  auto* carrier =
+      new Carrier(identity(run, secret, secret_bytes, rank), world, *settings, address);
+  *port = carrier->port();
+  if (*port != 0) return carrier;
+  *port = errno;
+  delete carrier;
+  return nullptr;
+}
+ECRM_ENTRY void ecrm_carrier_free(Carrier* c) { delete c; }
+ECRM_ENTRY int ecrm_carrier_peer(Carrier* c, uint32_t peer, const char* address, int port) {
+  return c->peer(peer, address, port);
+}
+ECRM_ENTRY void ecrm_carrier_begin_epoch(Carrier* c, uint64_t epoch, const uint8_t* live) {
+  c->begin_epoch(epoch, live);
+}
+ECRM_ENTRY int ecrm_carrier_lease(Carrier* c, const char* address, int port, double keep_alive) {
+  return c->lease(address, port, keep_alive);
+}
+ECRM_ENTRY void ecrm_carrier_end_lease(Carrier* c) { c->end_lease(); }
+ECRM_ENTRY void ecrm_carrier_watch(Carrier* c, int fd) { c->watch_too(fd); }
+ECRM_ENTRY uint64_t ecrm_carrier_send(Carrier* c, uint32_t peer, const void* data, uint64_t size,
+                                      int lend) {
+  return c->send(peer, static_cast<const char*>(data), size, lend != 0);
+}
+// Null where nothing came in time; else the memory, for ecrm_link_free_message.
+ECRM_ENTRY char* ecrm_carrier_receive(Carrier* c, uint32_t peer, uint64_t* size, double seconds) {
+  const Message message = c->receive(peer, seconds);
+  *size = message.size;
+  return message.data;
+}
+ECRM_ENTRY int ecrm_carrier_flush(Carrier* c, double seconds) { return c->flush(seconds); }
+ECRM_ENTRY int ecrm_carrier_all_acked(Carrier* c, double seconds) {
+  return c->all_acked(seconds);
+}
+ECRM_ENTRY void ecrm_carrier_acknowledge_all(Carrier* c) { c->acknowledge_all(); }
+ECRM_ENTRY double ecrm_carrier_down(Carrier* c, uint32_t peer) { return c->down(peer); }
+ECRM_ENTRY int ecrm_carrier_cut(Carrier* c, uint32_t peer) { return c->cut(peer); }
+ECRM_ENTRY void ecrm_carrier_figures(Carrier* c, uint64_t* out) { c->figures(out); }

@@ -1,0 +1,552 @@
+// The carrier: the links of one rank over sockets, with a thread for times without a call.
+//
+// A call makes progress by itself, under the lock. Where no call has made any for kIdle seconds, as
+// a rank computes, the thread does. So a rank that computes is no rank that is away.
+#pragma once
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "links/link.h"
+
+namespace ecrm {
+namespace links {
+
+constexpr double kIdle = 0.02;
+constexpr size_t kMostStrangers = 64;  // connections without a proof, at once
+constexpr double kAgentShare = 0.7;    // of the keep-alive time: the head waits for longer
+constexpr double kBeatShare = 0.05;
+
+// A sign of life of a rank to the head, and the head's answer; a proof follows each.
+struct Beat {
+  uint64_t magic;
+  uint8_t run[kRunBytes];
+  uint64_t kind, rank, number;
+};
+static_assert(sizeof(Beat) == 48, "without gaps");
+constexpr uint64_t kBeatMagic = 0x3174616562726365;  // "ecrbeat1"
+enum BeatKind : uint64_t { kBeats = 1, kAnswers = 2 };
+
+inline double clock_now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+// What a rank may do for as long: it is renewed by answers of the head. Without I/O.
+class Lease {
+ public:
+  Lease(double keep_alive, double now)
+      : patience_(kAgentShare * keep_alive), pause_(kBeatShare * keep_alive), known_(now) {}
+  // The number of a beat to send; 0: none is due.
+  uint64_t beat(double now) {
+    if (now < due_) return 0;
+    due_ = now + pause_;
+    sent_[++number_] = now;
+    return number_;
+  }
+  // The head has answered: it has heard from this rank after the beat was sent.
+  void heard(uint64_t number) {
+    const auto at = sent_.find(number);
+    if (at == sent_.end()) return;
+    known_ = std::max(known_, at->second);
+    sent_.erase(sent_.begin(), std::next(at));
+  }
+  bool expired(double now) const { return now > known_ + patience_; }
+
+ private:
+  double patience_, pause_, known_, due_ = 0;
+  uint64_t number_ = 0;
+  std::map<uint64_t, double> sent_;
+};
+
+class Carrier {
+ public:
+  // Listens on an address; `port()` is 0 where that failed, with errno.
+  Carrier(const Identity& me, uint32_t world, const Settings& settings, const char* address)
+      : me_(me), settings_(settings), ends_(world), strangers_(kMostStrangers) {
+    for (uint32_t peer = 0; peer < world; ++peer)
+      if (peer != me.rank) ends_[peer].link.reset(new Link(me_, peer, settings_));
+    own_.sin_family = AF_INET;
+    if (inet_pton(AF_INET, address, &own_.sin_addr) != 1) {
+      errno = EINVAL;
+      return;
+    }
+    listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    poll_ = epoll_create1(EPOLL_CLOEXEC);
+    if (listener_ < 0 || poll_ < 0 || bind(listener_, address_of(own_), sizeof own_) != 0 ||
+        listen(listener_, 4096) != 0)
+      return;
+    sockaddr_in bound{};
+    socklen_t length = sizeof bound;
+    getsockname(listener_, address_of(bound), &length);
+    watch(listener_, EPOLLIN, kListener, EPOLL_CTL_ADD);
+    port_ = ntohs(bound.sin_port);
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Carrier() {
+    {
+      std::lock_guard<std::mutex> lock(lock_);
+      stopping_ = true;
+    }
+    stop_.notify_all();
+    if (thread_.joinable()) thread_.join();
+    for (End& end : ends_)
+      if (end.fd >= 0) close(end.fd);
+    for (auto& stranger : strangers_)
+      if (stranger) close(stranger->fd);
+    for (const int fd : {listener_, poll_, beats_})
+      if (fd >= 0) close(fd);
+  }
+
+  int port() const { return port_; }
+
+  // Where a peer listens. Its link may dial from the next epoch on.
+  bool peer(uint32_t peer, const char* address, int port) {
+    std::lock_guard<std::mutex> lock(lock_);
+    sockaddr_in& there = ends_[peer].address;
+    there.sin_family = AF_INET;
+    there.sin_port = htons(static_cast<uint16_t>(port));
+    return inet_pton(AF_INET, address, &there.sin_addr) == 1;
+  }
+  // Begin an epoch with the peers that are alive; all that was under way is dropped.
+  void begin_epoch(uint64_t epoch, const uint8_t* live) {
+    std::lock_guard<std::mutex> lock(lock_);
+    const double now = clock_now();
+    for (uint32_t p = 0; p < ends_.size(); ++p) {
+      if (p == me_.rank) continue;
+      End& end = ends_[p];
+      if (end.fd >= 0) close(end.fd);
+      end.fd = -1;
+      end.events = 0;
+      end.live = live[p] != 0;
+      end.link->begin_epoch(now, epoch);
+    }
+    progress(0);
+  }
+  // Beats to the head from now on, at the cost of this process where it does not answer.
+  bool lease(const char* address, int port, double keep_alive) {
+    std::lock_guard<std::mutex> lock(lock_);
+    sockaddr_in there{};
+    there.sin_family = AF_INET;
+    there.sin_port = htons(static_cast<uint16_t>(port));
+    beats_ = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (beats_ < 0 || inet_pton(AF_INET, address, &there.sin_addr) != 1 ||
+        bind(beats_, address_of(own_), sizeof own_) != 0 ||
+        connect(beats_, address_of(there), sizeof there) != 0)
+      return false;
+    lease_.reset(new Lease(keep_alive, clock_now()));
+    watch(beats_, EPOLLIN, kBeatSocket, EPOLL_CTL_ADD);
+    return true;
+  }
+  void end_lease() {
+    std::lock_guard<std::mutex> lock(lock_);
+    lease_.reset();
+  }
+  // Calls that wait return early where this descriptor can be read.
+  void watch_too(int fd) {
+    std::lock_guard<std::mutex> lock(lock_);
+    watch(fd, EPOLLIN, kWatched, EPOLL_CTL_ADD);
+  }
+
+  uint64_t send(uint32_t p, const char* data, uint64_t size, bool lend) {
+    std::lock_guard<std::mutex> lock(lock_);
+    const uint64_t number = ends_[p].link->send(data, size, lend);
+    if (number != 0) write_some(p);
+    last_ = clock_now();
+    return number;
+  }
+  // A message of the peer; null data where none came in time, or the watched descriptor is ready.
+  Message receive(uint32_t p, double seconds) {
+    Link& link = *ends_[p].link;
+    wait(seconds, [&link] { return link.has_message(); });
+    std::lock_guard<std::mutex> lock(lock_);
+    return link.has_message() ? link.take() : Message{nullptr, 0};
+  }
+  // Whether no message is lent any more, and all others are with the system or wait for a
+  // connection.
+  bool flush(double seconds) {
+    return wait(seconds, [this] {
+      for (const End& end : ends_)
+        if (end.link && end.live &&
+            (end.link->lent() || (end.link->state() == kUp && end.link->wants_write())))
+          return false;
+      return true;
+    });
+  }
+  // Whether every live peer has acknowledged all messages.
+  bool all_acked(double seconds) {
+    return wait(seconds, [this] {
+      for (const End& end : ends_)
+        if (end.link && end.live && !end.link->all_acked()) return false;
+      return true;
+    });
+  }
+  void acknowledge_all() {
+    std::lock_guard<std::mutex> lock(lock_);
+    for (uint32_t p = 0; p < ends_.size(); ++p)
+      if (ends_[p].link && ends_[p].live) {
+        ends_[p].link->acknowledge_all();
+        write_some(p);
+      }
+  }
+  double down(uint32_t p) {
+    std::lock_guard<std::mutex> lock(lock_);
+    return ends_[p].link->down(clock_now());
+  }
+  // Shut down the connection to a peer, as a reset would: for drills.
+  bool cut(uint32_t p) {
+    std::lock_guard<std::mutex> lock(lock_);
+    return ends_[p].fd >= 0 && shutdown(ends_[p].fd, SHUT_RDWR) == 0;
+  }
+  // connections broken, messages sent again, connections refused, connections that said nothing,
+  // bytes kept, the address refused last
+  void figures(uint64_t* out) {
+    std::lock_guard<std::mutex> lock(lock_);
+    memset(out, 0, 6 * sizeof *out);
+    for (const End& end : ends_)
+      if (end.link) {
+        out[0] += end.link->losses();
+        out[1] += end.link->resent();
+        out[4] += end.link->kept_bytes();
+      }
+    out[2] = refused_;
+    out[3] = silent_;
+    out[5] = refused_address_;
+  }
+
+ private:
+  struct End {
+    std::unique_ptr<Link> link;
+    sockaddr_in address{};
+    int fd = -1;
+    uint32_t events = 0;
+    bool live = false;
+  };
+  struct Stranger {
+    int fd;
+    Reception reception;
+    double until;
+    uint32_t address;
+  };
+  enum Tag : uint64_t { kPeer = 0, kStranger = 1, kListener = 2, kBeatSocket = 3, kWatched = 4 };
+
+  static sockaddr* address_of(sockaddr_in& address) {
+    return reinterpret_cast<sockaddr*>(&address);
+  }
+
+  void watch(int fd, uint32_t events, Tag tag, int how, uint32_t number = 0) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = static_cast<uint64_t>(tag) << 32 | number;
+    epoll_ctl(poll_, how, fd, &event);
+  }
+  static void options(int fd) {
+    const int one = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  }
+  static void nonce(uint8_t* out) {
+    if (getrandom(out, kNonceBytes, 0) != static_cast<ssize_t>(kNonceBytes)) abort();
+  }
+
+  // Makes progress until `done`, for so many seconds; returns whether it is done.
+  template <typename Done>
+  bool wait(double seconds, Done done) {
+    std::lock_guard<std::mutex> lock(lock_);
+    const double end = clock_now() + seconds;
+    woken_ = false;
+    for (;;) {
+      if (done()) break;
+      const double left = end - clock_now();
+      if (left <= 0 || woken_) {
+        last_ = clock_now();
+        return done();
+      }
+      progress(left);
+    }
+    last_ = clock_now();
+    return true;
+  }
+
+  void run() {
+    std::unique_lock<std::mutex> lock(lock_);
+    while (!stopping_) {
+      lock.unlock();
+      std::unique_lock<std::mutex> sleep(sleep_);
+      stop_.wait_for(sleep, std::chrono::duration<double>(kIdle));
+      sleep.unlock();
+      lock.lock();
+      if (!stopping_ && clock_now() - last_ >= kIdle) progress(0);
+    }
+  }
+
+  void progress(double seconds) {
+    double now = clock_now(), soon = kNever;
+    for (uint32_t p = 0; p < ends_.size(); ++p) {
+      End& end = ends_[p];
+      if (!end.link || !end.live) continue;
+      if (!end.link->tick(now)) lost(p);
+      if (end.link->wants_dial(now)) dial(p);
+      if (end.fd >= 0 && end.link->wants_write() && !(end.events & EPOLLOUT)) write_some(p);
+      soon = std::min(soon, end.link->next());
+    }
+    for (auto& stranger : strangers_)
+      if (stranger) {
+        if (now >= stranger->until) {
+          ++silent_;
+          send_away(stranger);
+        } else {
+          soon = std::min(soon, stranger->until);
+        }
+      }
+    if (lease_) {
+      beat(now);
+      soon = std::min(soon, now + kIdle);
+    }
+    const double until = std::min(seconds, std::max(soon - now, 0.0));
+    epoll_event ready[64];
+    const int count = epoll_wait(poll_, ready, 64, static_cast<int>(until * 1000 + 0.999));
+    for (int i = 0; i < count; ++i) {
+      const uint32_t number = static_cast<uint32_t>(ready[i].data.u64);
+      switch (static_cast<Tag>(ready[i].data.u64 >> 32)) {
+        case kPeer: peer_ready(number, ready[i].events); break;
+        case kStranger: stranger_ready(number); break;
+        case kListener: accept_all(); break;
+        case kBeatSocket: hear(); break;
+        case kWatched: woken_ = true; break;
+      }
+    }
+  }
+
+  void lost(uint32_t p) {
+    End& end = ends_[p];
+    if (end.fd >= 0) close(end.fd);
+    end.fd = -1;
+    end.events = 0;
+    end.link->broke(clock_now());
+  }
+
+  void dial(uint32_t p) {
+    End& end = ends_[p];
+    end.link->dialling(clock_now());
+    sockaddr_in from = own_;
+    end.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    options(end.fd);
+    const int later = 1;  // the port is chosen by connect: many connections may share one
+    setsockopt(end.fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &later, sizeof later);
+    if (end.fd < 0 || bind(end.fd, address_of(from), sizeof from) != 0) return lost(p);
+    if (connect(end.fd, address_of(end.address), sizeof end.address) != 0 &&
+        errno != EINPROGRESS)
+      return lost(p);
+    update(p);
+  }
+
+  // Asks the system for what the link waits for.
+  void update(uint32_t p) {
+    End& end = ends_[p];
+    if (end.fd < 0) return;
+    const bool out = end.link->state() == kDialling || end.link->wants_write();
+    const uint32_t events = EPOLLIN | (out ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+    if (events == end.events) return;
+    watch(end.fd, events, kPeer, end.events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, p);
+    end.events = events;
+  }
+
+  void write_some(uint32_t p) {
+    End& end = ends_[p];
+    while (end.fd >= 0 && end.link->state() != kDialling) {
+      iovec pieces[2];
+      const int count = end.link->gather(pieces);
+      if (count == 0) break;
+      msghdr message{};
+      message.msg_iov = pieces;
+      message.msg_iovlen = static_cast<size_t>(count);
+      const ssize_t n = sendmsg(end.fd, &message, MSG_NOSIGNAL);
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        if (errno == EAGAIN) break;
+        return lost(p);
+      }
+      end.link->wrote(clock_now(), static_cast<size_t>(n));
+    }
+    update(p);
+  }
+
+  void read_some(uint32_t p) {
+    End& end = ends_[p];
+    while (end.fd >= 0) {
+      const iovec room = end.link->room();
+      const ssize_t n = recv(end.fd, room.iov_base, room.iov_len, 0);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EAGAIN) break;
+      if (n <= 0 || !end.link->came(clock_now(), static_cast<size_t>(n))) return lost(p);
+    }
+    if (end.fd >= 0 && end.link->wants_write()) write_some(p);
+  }
+
+  void peer_ready(uint32_t p, uint32_t events) {
+    End& end = ends_[p];
+    if (end.fd < 0) return;
+    if (end.link->state() == kDialling) {
+      int error = 0;
+      socklen_t length = sizeof error;
+      getsockopt(end.fd, SOL_SOCKET, SO_ERROR, &error, &length);
+      if (error != 0) return lost(p);
+      if (!(events & EPOLLOUT)) return;
+      uint8_t fresh[kNonceBytes];
+      nonce(fresh);
+      end.link->dialled(clock_now(), fresh);
+      return write_some(p);
+    }
+    if (events & EPOLLOUT) write_some(p);
+    if (end.fd >= 0 && (events & (EPOLLIN | EPOLLERR | EPOLLHUP))) read_some(p);
+  }
+
+  void accept_all() {
+    for (;;) {
+      sockaddr_in from{};
+      socklen_t length = sizeof from;
+      const int fd =
+          accept4(listener_, address_of(from), &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      if (fd < 0) return;
+      options(fd);
+      size_t slot = 0;
+      for (size_t i = 0; i < strangers_.size(); ++i) {
+        if (!strangers_[i]) {
+          slot = i;
+          break;
+        }
+        if (strangers_[i]->until < strangers_[slot]->until) slot = i;
+      }
+      if (strangers_[slot]) {
+        ++silent_;
+        send_away(strangers_[slot]);
+      }
+      strangers_[slot].reset(new Stranger{fd, Reception(me_), clock_now() + settings_.greet,
+                                          from.sin_addr.s_addr});
+      watch(fd, EPOLLIN, kStranger, EPOLL_CTL_ADD, static_cast<uint32_t>(slot));
+      stranger_ready(static_cast<uint32_t>(slot));  // most who are refused take no place
+    }
+  }
+
+  static void send_away(std::unique_ptr<Stranger>& stranger) {
+    close(stranger->fd);
+    stranger.reset();
+  }
+
+  void stranger_ready(uint32_t slot) {
+    std::unique_ptr<Stranger>& stranger = strangers_[slot];
+    while (stranger) {
+      char bytes[sizeof(Greeting)];
+      const size_t wanted = std::min(stranger->reception.wanted(), sizeof bytes);
+      const ssize_t n = recv(stranger->fd, bytes, wanted, 0);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EAGAIN) return;
+      if (n <= 0) {
+        ++silent_;
+        return send_away(stranger);
+      }
+      const Reception::Step step = stranger->reception.came(bytes, static_cast<size_t>(n));
+      if (step == Reception::kMore) continue;
+      const Greeting& theirs = stranger->reception.theirs();
+      if (step == Reception::kRefused) {
+        ++refused_;
+        refused_address_ = stranger->address;
+        return send_away(stranger);
+      }
+      End& end = ends_[theirs.from];
+      // a peer of another epoch dials again, until both are in the same one
+      if (!end.live || theirs.epoch != end.link->epoch()) return send_away(stranger);
+      if (step == Reception::kAsks) {
+        uint8_t fresh[kNonceBytes];
+        nonce(fresh);
+        const std::string answer = stranger->reception.answer(
+            end.link->epoch(), end.link->expected(), end.link->partial(), fresh);
+        if (::send(stranger->fd, answer.data(), answer.size(), MSG_NOSIGNAL) !=
+            static_cast<ssize_t>(answer.size()))
+          return send_away(stranger);
+        continue;
+      }
+      const int fd = stranger->fd;
+      const uint32_t p = theirs.from;
+      const uint64_t expected = theirs.expected, partial = theirs.partial;
+      stranger.reset();
+      if (end.fd >= 0) lost(p);
+      end.fd = fd;
+      watch(fd, EPOLLIN, kPeer, EPOLL_CTL_MOD, p);
+      end.events = EPOLLIN;
+      if (!end.link->adopt(clock_now(), expected, partial)) return lost(p);
+      write_some(p);
+      return read_some(p);
+    }
+  }
+
+  Beat beat_of(uint64_t kind, uint64_t number) const {
+    Beat beat{kBeatMagic, {}, kind, me_.rank, number};
+    memcpy(beat.run, me_.run.data(), kRunBytes);
+    return beat;
+  }
+
+  void beat(double now) {
+    if (lease_->expired(now)) {
+      static const char line[] = "ecrm: the head machine is lost: rank killed\n";
+      if (write(2, line, sizeof line - 1) < 0) {
+      }
+      kill(getpid(), SIGKILL);
+    }
+    const uint64_t number = lease_->beat(now);
+    if (number == 0) return;
+    const Beat beat = beat_of(kBeats, number);
+    std::string text(reinterpret_cast<const char*>(&beat), sizeof beat);
+    text += hmac(me_.secret, text);
+    ::send(beats_, text.data(), text.size(), MSG_NOSIGNAL);  // a lost one is followed by others
+  }
+
+  void hear() {
+    char bytes[sizeof(Beat) + kDigestBytes + 1];
+    ssize_t n;
+    while ((n = recv(beats_, bytes, sizeof bytes, 0)) >= 0) {
+      if (!lease_ || n != static_cast<ssize_t>(sizeof(Beat) + kDigestBytes)) continue;
+      const std::string text(bytes, sizeof(Beat));
+      Beat beat;
+      memcpy(&beat, bytes, sizeof beat);
+      const Beat right = beat_of(kAnswers, beat.number);
+      if (memcmp(&beat, &right, sizeof beat) == 0 &&
+          same(std::string(bytes + sizeof(Beat), kDigestBytes), hmac(me_.secret, text)))
+        lease_->heard(beat.number);
+    }
+  }
+
+  const Identity me_;
+  const Settings settings_;
+  sockaddr_in own_{};
+  std::vector<End> ends_;
+  std::vector<std::unique_ptr<Stranger>> strangers_;
+  int listener_ = -1, poll_ = -1, beats_ = -1, port_ = 0;
+  std::unique_ptr<Lease> lease_;
+  uint64_t refused_ = 0, silent_ = 0, refused_address_ = 0;
+  double last_ = 0;
+  bool woken_ = false, stopping_ = false;
+  std::mutex lock_, sleep_;
+  std::condition_variable stop_;
+  std::thread thread_;
+};
+
+}  // namespace links
+}  // namespace ecrm
