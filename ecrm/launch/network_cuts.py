@@ -11,28 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ecrm.launch.hosts_file import Host
 from ecrm.process.neighbours import JOB, PidNotes
 from ecrm.process.preflight import JOB_FOLDER
-
-GATHER = 0.25
-"""Share of the keep-alive time from first pair to choice: a host may be in several pairs."""
-
-
-def chosen(pairs: Collection[tuple[int, int]]) -> set[int]:
-    """The hosts to give up, by place in the hosts file, to leave no pair.
-
-    Hosts are chosen in turn: the host in most pairs, of several such hosts the last.
-    """
-    gone: set[int] = set()
-    while left := [pair for pair in pairs if not gone & set(pair)]:
-        count = Counter(host for pair in left for host in pair)
-        gone.add(max(count, key=lambda host: (count[host], host)))
-    return gone
+from ecrm.transport.membership import GATHER, chosen
 
 
 class CutDetector:

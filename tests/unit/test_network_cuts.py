@@ -7,28 +7,13 @@ from pathlib import Path
 import pytest
 
 from ecrm.launch.hosts_file import Host
-from ecrm.launch.network_cuts import CutDetector, chosen
+from ecrm.launch.network_cuts import CutDetector
 from ecrm.process.neighbours import JOB
 from ecrm.process.preflight import JOB_FOLDER
 
 KEEP_ALIVE = 2.0
 PLACED = [Host(name, 2, name) for name in ("a", "b", "c", "a", "b", "c")]
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
-
-
-@pytest.mark.parametrize(
-    ("pairs", "gone"),
-    [
-        ([], set()),
-        ([(0, 1)], {1}),
-        ([(0, 1), (0, 2)], {0}),
-        ([(0, 1), (1, 2)], {1}),
-        ([(0, 2), (0, 3), (1, 2), (1, 3)], {3, 2}),
-        ([(0, 1), (2, 3)], {1, 3}),
-    ],
-)
-def test_as_few_hosts_as_can_be_are_given_up_the_last_first(pairs, gone):
-    assert chosen(pairs) == gone
 
 
 class Clients:

@@ -1,0 +1,331 @@
+"""The members of a run: the epochs, leases and fences, as state machines without I/O.
+
+A single head decides who lives. Members and head exchange messages that may be lost, repeated,
+reordered or late: all messages are idempotent, and a member repeats its wish until the answer
+comes. `ecrm.transport.membership_socket` carries the messages by UDP, out of reach of a reset.
+
+    member:  JOINING --world--> LIVE(e) --shrink--> WANTING(e) --new--> LIVE(e+1)
+                                   |                    |
+                                   +--- fence, or its lease is over: the process is killed
+                                   +--- close --> LEAVING(e)
+
+| message | from | says |
+|---|---|---|
+| join | member | my address; answered by `world` once all have joined |
+| ask | member | a look at the state, while the member waits; answered by `state` |
+| want | member | my calls of this epoch have ended, and these ranks are dead |
+| unheard | member | no connection to these ranks for the keep-alive time |
+| leave | member | this rank leaves on purpose |
+| revoke | head | a member wants the next epoch: end the calls of this epoch |
+| new | head | the next epoch, and its members |
+| fence | head | this rank is no member: its process ends at once |
+| bye | head | this rank has left, and the others have gone on |
+
+A new epoch begins once all members of the epoch want it, except the dead and the members that have
+left. A fenced member counts as dead once its death is told, or once its lease is over. The lease of
+a member lasts 0.7 keep-alive times from the last beat with an answer; the head waits for 0.9 from
+this answer. A fenced member is therefore gone before others go on.
+
+The head is a single point of failure: its loss ends the run. To replace a lost head, the epoch, the
+members and the time of the last answers would have to be replicated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+REPEAT_SECONDS = 0.05
+"""Time before a member repeats a wish without an answer."""
+ASK_SECONDS = 0.25
+"""Time between two looks of a waiting member at the state of the head."""
+GATHER = 0.25
+"""Share of the keep-alive time from first pair to choice: a host may be in several pairs."""
+HEAD_PATIENCE = 0.9
+"""Share of the keep-alive time for which the head waits for a beat."""
+FADES = 0.4
+"""Seconds after which an unheard pair that is not reported again is forgotten."""
+
+Message = dict[str, Any]
+"""Values are those of JSON. `is` names the kind; `rank` and `epoch` are the sender's."""
+
+
+def chosen(pairs: Collection[tuple[int, int]]) -> set[int]:
+    """The hosts to give up, by place in the hosts file, to leave no pair.
+
+    Hosts are chosen in turn: the host in most pairs, of several such hosts the last.
+    """
+    gone: set[int] = set()
+    while left := [pair for pair in pairs if not gone & set(pair)]:
+        count = Counter(host for pair in left for host in pair)
+        gone.add(max(count, key=lambda host: (count[host], host)))
+    return gone
+
+
+class Head:
+    """The head's knowledge. Messages to send gather in `outbox`, lines to tell in `lines`.
+
+    Times are seconds of any clock without steps back.
+    """
+
+    def __init__(self, hosts: Sequence[str], keep_alive: float) -> None:
+        """`hosts` has the host of each rank."""
+        self._hosts, self._keep_alive = hosts, keep_alive
+        self._names = list(dict.fromkeys(hosts))
+        self._place = [self._names.index(host) for host in hosts]
+        self._places: dict[int, list[Any]] = {}
+        self._answered: dict[int, float] = {}
+        self._pairs: dict[tuple[int, int], list[float]] = {}
+        self._wanting: set[int] = set()
+        self._departed: set[int] = set()
+        self.epoch = 1
+        self.live = set(range(len(hosts)))
+        self.dead: set[int] = set()
+        """Members of this epoch that are dead for certain."""
+        self.fenced: set[int] = set()
+        """Members of this epoch that must die, or are dead."""
+        self.left: set[int] = set()
+        self.outbox: list[tuple[int, Message]] = []
+        self.lines: list[str] = []
+
+    def hear(self, now: float, message: Mapping[str, Any]) -> None:
+        """Take a message of a member. A message of another form has no effect."""
+        rank, epoch, kind = message.get("rank"), message.get("epoch"), message.get("is")
+        if not isinstance(rank, int) or not 0 <= rank < len(self._hosts):
+            return
+        if rank in self._departed:
+            self._say(rank, "bye")
+        elif rank not in self.live or rank in self.fenced:
+            self._say(rank, "fence")
+        elif kind == "join":
+            self._join(now, rank, message.get("at"))
+        elif epoch != self.epoch:
+            if isinstance(epoch, int) and epoch < self.epoch:
+                self._say(rank, "new", live=sorted(self.live))
+        elif kind == "ask":
+            self._tell_state(rank)
+        elif kind == "want":
+            self.died(now, _ranks(message.get("dead")))
+            self._want(rank)
+        elif kind == "unheard":
+            for peer in self.live.intersection(_ranks(message.get("peers"))) - {rank}:
+                pair = (min(rank, peer), max(rank, peer))
+                self._pairs[pair] = [self._pairs.get(pair, [now])[0], now]
+        elif kind == "leave":
+            self.left.add(rank)
+            self._tell_state(rank)
+            self._advance()
+
+    def beat(self, now: float, rank: int) -> bool:
+        """A beat of a member has come; return whether the head answers and renews the lease."""
+        if rank not in self.live or rank in self.fenced:
+            return False
+        self._answered[rank] = now
+        return True
+
+    def died(self, now: float, ranks: Collection[int]) -> None:
+        """The death of these ranks is certain."""
+        new = self.live.intersection(ranks) - self.dead
+        self.dead |= new
+        self.fenced |= new
+        if new:
+            self._revoke()
+            self._advance()
+
+    def tick(self, now: float) -> None:
+        """Time has passed: leases end, and pairs of hosts that do not hear each other are cut."""
+        late = HEAD_PATIENCE * self._keep_alive
+        silent = {
+            rank
+            for rank, last in self._answered.items()
+            if rank in self.live - self.dead - self.left and now > last + late
+        }
+        for rank in sorted(silent - self.fenced):
+            self.lines.append(
+                f"host {self._hosts[rank]}: rank {rank} is given up: nothing was heard for "
+                f"{now - self._answered[rank]:.1f} s"
+            )
+        self.died(now, silent)
+        self._pairs = {
+            pair: times
+            for pair, times in self._pairs.items()
+            if now - times[1] < FADES and not self.fenced.intersection(pair)
+        }
+        if self._pairs and now - min(t[0] for t in self._pairs.values()) >= (
+            GATHER * self._keep_alive
+        ):
+            self._choose()
+
+    def next(self) -> float:
+        """The longest time until the next `tick`, in seconds."""
+        return min(0.05 * self._keep_alive, REPEAT_SECONDS)
+
+    def take(self) -> list[tuple[int, Message]]:
+        """The messages to send, (rank, message), taken out of the outbox."""
+        out, self.outbox = self.outbox, []
+        return out
+
+    def _join(self, now: float, rank: int, at: Any) -> None:
+        self._answered.setdefault(rank, now)  # its lease began before
+        self._places[rank] = at
+        if self.live - self.dead <= set(self._places):
+            everybody = [self._places.get(each) for each in range(len(self._hosts))]
+            self._say(rank, "world", at=everybody)
+
+    def _tell_state(self, rank: int) -> None:
+        self._say(
+            rank,
+            "state",
+            dead=sorted(self.dead),
+            left=sorted(self.left),
+            live=sorted(self.live),
+            revoked=bool(self._wanting or self.fenced),
+        )
+
+    def _want(self, rank: int) -> None:
+        first = not self._wanting
+        self._wanting.add(rank)
+        if first:
+            self._revoke()
+        self._advance()
+
+    def _revoke(self) -> None:
+        """Tell the members in calls. A lost message is made up for by their looks (`ask`)."""
+        for rank in sorted(self.live - self._wanting - self.fenced - self.left):
+            self._say(rank, "revoke")
+
+    def _advance(self) -> None:
+        """Begin the next epoch, if all who are to go on want it, and all others are gone."""
+        if not self.fenced <= self.dead:
+            return
+        staying = self.live - self.dead - self.left
+        if not self._wanting or not staying <= self._wanting:
+            return
+        self._departed |= self.left
+        self.live = staying
+        self.epoch += 1
+        self.dead, self.fenced, self.left = set(), set(), set()
+        self._wanting, self._pairs = set(), {}
+        for rank in sorted(self.live):
+            self._say(rank, "new", live=sorted(self.live))
+
+    def _choose(self) -> None:
+        pairs = {
+            (min(pair), max(pair))
+            for pair in ([self._place[rank] for rank in ranks] for ranks in self._pairs)
+        }
+        for place in sorted(chosen(pairs)):
+            one, other = (self._names[end] for end in min(p for p in pairs if place in p))
+            host = self._names[place]
+            self.lines.append(
+                f"hosts {one} and {other} do not hear each other, though this machine hears both: "
+                f"host {host} is given up"
+            )
+            gone = {rank for rank in self.live - self.dead if self._place[rank] == place}
+            self.fenced |= gone
+            for rank in sorted(gone):
+                self._say(rank, "fence")
+        self._pairs = {}
+        self._revoke()
+        self._advance()
+
+    def _say(self, rank: int, kind: str, **fields: Any) -> None:
+        self.outbox.append((rank, {"is": kind, "epoch": self.epoch, **fields}))
+
+
+class Phase(Enum):
+    """The phases of a member."""
+
+    JOINING = "join"
+    LIVE = "ask"
+    WANTING = "want"
+    LEAVING = "leave"
+
+
+class Member:
+    """One rank's knowledge of the run. `due` gives the messages to send."""
+
+    def __init__(self, rank: int, at: Sequence[Any]) -> None:
+        """`at` is the place where this rank listens, for the other ranks."""
+        self._rank, self._at = rank, list(at)
+        self._next = self._next_unheard = 0.0
+        self._told_dead: Collection[int] = ()
+        self.phase = Phase.JOINING
+        self.epoch = 1
+        self.live: tuple[int, ...] = ()
+        self.places: list[Any] = []
+        """The place of each rank, known once the member is LIVE; `None` for a dead rank."""
+        self._new: tuple[int, tuple[int, ...]] | None = None
+        self.revoked = self.fenced = self._released = False
+        self.dead: frozenset[int] = frozenset()
+        self.left: frozenset[int] = frozenset()
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Take a message of the head. A late message has no effect."""
+        kind, epoch = message.get("is"), int(message["epoch"])
+        if kind == "fence":
+            self.fenced = True
+        elif kind == "bye":
+            self._released = True
+        elif kind == "world" and self.phase is Phase.JOINING:
+            self.phase, self.places = Phase.LIVE, message["at"]
+            self.live = tuple(range(len(self.places)))
+        elif kind == "new" and epoch > self.epoch:
+            # in a call or in a shrink: the epoch begins once the program has left its call
+            self._new = (epoch, tuple(message["live"]))
+            self.revoked = True
+        elif epoch == self.epoch and kind == "revoke":
+            self.revoked = True
+        elif epoch == self.epoch and kind == "state":
+            self.revoked = self.revoked or message["revoked"]
+            self.dead, self.left = frozenset(message["dead"]), frozenset(message["left"])
+
+    def want(self, dead: Collection[int]) -> None:
+        """This rank has left its calls and wants the next epoch; `dead` are known to be dead."""
+        if self.phase is not Phase.WANTING or set(dead) != set(self._told_dead):
+            self._next = 0.0
+        self.phase, self._told_dead = Phase.WANTING, sorted(dead)
+
+    def begun(self) -> bool:
+        """Whether the next epoch has begun; a member that wants the epoch is in it then."""
+        if self._new is None or self.phase is not Phase.WANTING:
+            return False
+        (self.epoch, self.live), self._new = self._new, None
+        self.phase, self.revoked = Phase.LIVE, False
+        self.dead = self.left = frozenset()
+        return True
+
+    def leave(self) -> None:
+        """This rank leaves on purpose."""
+        self.phase, self._next = Phase.LEAVING, 0.0
+
+    def all_left(self) -> bool:
+        """Whether every member has left, or is dead."""
+        return self._released or (
+            self.phase is Phase.LEAVING and set(self.live) <= self.left | self.dead
+        )
+
+    def due(self, now: float, unheard: Collection[int] = ()) -> list[Message]:
+        """The messages to send now; `unheard` are the ranks without a connection for too long."""
+        said: list[Message] = []
+        if unheard and now >= self._next_unheard:
+            self._next_unheard = now + 2 * REPEAT_SECONDS
+            said.append(self._message("unheard", peers=sorted(unheard)))
+        if now >= self._next:
+            self._next = now + (ASK_SECONDS if self.phase is Phase.LIVE else REPEAT_SECONDS)
+            more = {
+                Phase.JOINING: {"at": self._at},
+                Phase.WANTING: {"dead": list(self._told_dead)},
+            }
+            said.append(self._message(self.phase.value, **more.get(self.phase, {})))
+        return said
+
+    def _message(self, kind: str, **fields: Any) -> Message:
+        return {"is": kind, "rank": self._rank, "epoch": self.epoch, **fields}
+
+
+def _ranks(value: Any) -> set[int]:
+    """The ranks of a list in a message; empty for anything else."""
+    return {rank for rank in value if isinstance(rank, int)} if isinstance(value, list) else set()

@@ -1,0 +1,209 @@
+"""The messages of head and members over UDP, each with a proof that its sender knows the secret.
+
+A datagram is an HMAC-SHA-256, then JSON. Datagrams without the right proof, of another run or of
+another form have no effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from ecrm.transport.membership import Head, Member
+
+DIGEST_BYTES = 32
+MOST_BYTES = 65_507
+"""The longest datagram of UDP: the places of about 2,000 ranks."""
+BEAT = struct.Struct("<Q16sQQQ")
+"""A beat of a rank, as `Beat` of kernels/links/carrier.h: magic, run, kind, rank, number."""
+BEAT_MAGIC = 0x3174616562726365
+BEATS, ANSWERS = 1, 2
+BUFFER_BYTES = 4 << 20
+
+
+def sealed(secret: bytes, text: bytes) -> bytes:
+    """The text with a proof."""
+    return hmac.new(secret, text, hashlib.sha256).digest() + text
+
+
+def unsealed(secret: bytes, datagram: bytes) -> bytes | None:
+    """The text of a datagram with the right proof, else `None`."""
+    text = datagram[DIGEST_BYTES:]
+    right = hmac.new(secret, text, hashlib.sha256).digest()
+    return text if hmac.compare_digest(datagram[:DIGEST_BYTES], right) else None
+
+
+def encoded(run: bytes, secret: bytes, message: Mapping[str, Any]) -> bytes:
+    """A message as a datagram."""
+    return sealed(secret, json.dumps({**message, "run": run.hex()}).encode())
+
+
+def decoded(run: bytes, secret: bytes, datagram: bytes) -> dict[str, Any] | None:
+    """The message of a datagram; `None` for a datagram of a stranger, or of another run."""
+    text = unsealed(secret, datagram)
+    if text is None:
+        return None
+    with contextlib.suppress(ValueError):
+        message = json.loads(text)
+        if isinstance(message, dict) and message.get("run") == run.hex():
+            return message
+    return None
+
+
+class HeadServer:
+    """The head on a UDP socket, in a thread of its own.
+
+    `say` prints the lines of the head. `died` may be called by any thread.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        run: bytes,
+        secret: bytes,
+        address: str,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._head, self._run, self._secret, self._say, self._clock = (
+            head,
+            run,
+            secret,
+            say,
+            clock,
+        )
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self._socket.bind((address, 0))
+        self._socket.setblocking(False)
+        self._where: dict[int, Any] = {}
+        self._refused = False
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._serve, name="head", daemon=True)
+        self._thread.start()
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The address and port of the head."""
+        address, port = self._socket.getsockname()
+        return address, port
+
+    def died(self, ranks: Collection[int]) -> None:
+        """The death of these ranks is certain."""
+        with self._lock:
+            self._head.died(self._clock(), ranks)
+            self._send()
+
+    def close(self) -> None:
+        """End the thread; members get no answers any more."""
+        self._stopping = True
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            select.select([self._socket], [], [], self._head.next())
+            with self._lock:
+                while self._receive():
+                    pass
+                # behind all datagrams: a head that was stopped has its beats still to read
+                self._head.tick(self._clock())
+                self._send()
+
+    def _receive(self) -> bool:
+        try:
+            datagram, sender = self._socket.recvfrom(MOST_BYTES)
+        except OSError:
+            return False
+        if len(datagram) == BEAT.size + DIGEST_BYTES and self._beat(datagram, sender):
+            return True
+        message = decoded(self._run, self._secret, datagram)
+        if message is None:
+            if not self._refused:
+                self._refused = True
+                self._say(f"ecrm: {sender[0]} is no member of this run: refused (told once)")
+        elif isinstance(message.get("rank"), int):
+            self._where[message["rank"]] = sender
+            self._head.hear(self._clock(), message)
+        return True
+
+    def _beat(self, datagram: bytes, sender: Any) -> bool:
+        """Answer a beat; return whether the datagram is a beat of this run."""
+        text, proof = datagram[: BEAT.size], datagram[BEAT.size :]
+        magic, run, kind, rank, number = BEAT.unpack(text)
+        right = hmac.new(self._secret, text, hashlib.sha256).digest()
+        if (magic, run, kind) != (BEAT_MAGIC, self._run, BEATS) or not hmac.compare_digest(
+            proof, right
+        ):
+            return False
+        if self._head.beat(self._clock(), rank):
+            answer = BEAT.pack(magic, run, ANSWERS, rank, number)
+            self._send_to(answer + hmac.new(self._secret, answer, hashlib.sha256).digest(), sender)
+        return True
+
+    def _send(self) -> None:
+        for rank, message in self._head.take():
+            if rank in self._where:
+                self._send_to(encoded(self._run, self._secret, message), self._where[rank])
+        for line in self._head.lines:
+            self._say(f"ecrm: {line}")
+        self._head.lines.clear()
+
+    def _send_to(self, datagram: bytes, to: Any) -> None:
+        with contextlib.suppress(OSError):  # as a lost datagram: the member asks again
+            self._socket.sendto(datagram, to)
+
+
+class MemberSocket:
+    """A member on a UDP socket. `turn` moves messages; all waits are the caller's."""
+
+    def __init__(
+        self,
+        member: Member,
+        run: bytes,
+        secret: bytes,
+        address: str,
+        head: tuple[str, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._member, self._run, self._secret, self._clock = member, run, secret, clock
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self.socket.bind((address, 0))
+        self.socket.connect(head)
+        self.socket.setblocking(False)
+
+    def turn(self, unheard: Collection[int] = (), seconds: float = 0.0) -> None:
+        """Send the messages that are due, and take the messages that have come.
+
+        Waits at most so many seconds for the first message to come.
+        """
+        for message in self._member.due(self._clock(), unheard):
+            with contextlib.suppress(OSError):  # as a lost datagram: said again
+                self.socket.send(encoded(self._run, self._secret, message))
+        if seconds:
+            select.select([self.socket], [], [], seconds)
+        while True:
+            try:
+                datagram = self.socket.recv(MOST_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:  # told of an earlier datagram that did not arrive
+                continue
+            answer = decoded(self._run, self._secret, datagram)
+            if answer is not None:
+                self._member.hear(answer)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()

@@ -1,0 +1,155 @@
+"""Head and members over UDP, and the lease of a process that beats by its carrier."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ecrm.transport.membership import Head, Member, Phase
+from ecrm.transport.membership_socket import (
+    HeadServer,
+    MemberSocket,
+    decoded,
+    encoded,
+    sealed,
+    unsealed,
+)
+from support.paths import ROOT
+
+RUN, SECRET = b"run of the tests", b"secret of the run"
+ADDRESS = "127.0.0.1"
+KEEP_ALIVE = 1.0
+SECONDS = 10.0
+
+
+def test_only_what_was_sealed_with_the_secret_is_taken() -> None:
+    message = {"is": "want", "rank": 3}
+    datagram = encoded(RUN, SECRET, message)
+    assert decoded(RUN, SECRET, datagram) == {**message, "run": RUN.hex()}
+    assert decoded(RUN, b"another", datagram) is None
+    assert decoded(b"another run ....", SECRET, datagram) is None
+    assert unsealed(SECRET, b"") is None and unsealed(SECRET, bytes(80)) is None
+    for place in range(len(datagram)):
+        changed = bytearray(datagram)
+        changed[place] ^= 1
+        assert decoded(RUN, SECRET, bytes(changed)) is None
+    assert decoded(RUN, SECRET, sealed(SECRET, b"no JSON")) is None
+    assert decoded(RUN, SECRET, sealed(SECRET, b"[]")) is None
+
+
+class Served:
+    def __init__(self, ranks: int) -> None:
+        self.lines: list[str] = []
+        self.head = Head(["h1"] * ranks, KEEP_ALIVE)
+        self.server = HeadServer(self.head, RUN, SECRET, ADDRESS, self.lines.append)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    found = Served(2)
+    yield found
+    found.server.close()
+
+
+def test_members_join_and_survive_a_death(served: Served) -> None:
+    members = [Member(rank, [ADDRESS, 1000 + rank]) for rank in (0, 1)]
+    sockets = [
+        MemberSocket(member, RUN, SECRET, ADDRESS, served.server.place) for member in members
+    ]
+    turn_until(sockets, lambda: all(member.phase is Phase.LIVE for member in members))
+    assert members[0].places == [[ADDRESS, 1000], [ADDRESS, 1001]]
+    served.server.died([1])
+    turn_until(sockets[:1], lambda: members[0].revoked)
+    members[0].want(())
+    turn_until(sockets[:1], members[0].begun)
+    assert (members[0].epoch, members[0].live) == (2, (0,))
+    turn_until(sockets, lambda: members[1].fenced)
+    members[0].leave()
+    turn_until(sockets, members[0].all_left)
+    for each in sockets:
+        each.close()
+
+
+def turn_until(sockets: list[MemberSocket], until) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not until():
+        assert time.monotonic() < deadline
+        for each in sockets:
+            each.turn((), 0.005)
+
+
+def test_a_stranger_is_told_of_once_and_has_no_effect(served: Served) -> None:
+    stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    stranger.connect(served.server.place)
+    wrong = {"is": "want", "rank": 0, "epoch": 1, "dead": [1]}
+    for datagram in (b"", b"GET /", bytes(80), encoded(RUN, b"guess", wrong), bytes(60_000)):
+        for _ in range(50):
+            stranger.send(datagram)
+    test_members_join_and_survive_a_death(served)
+    assert served.lines == [f"ecrm: {ADDRESS} is no member of this run: refused (told once)"]
+    stranger.close()
+
+
+BEATING = f"""
+import sys, time
+from ecrm.kernels.links import Identity, Settings
+from ecrm.transport.carrier import Carrier
+carrier = Carrier(Identity({RUN!r}, {SECRET!r}, 0), 2, Settings(), {ADDRESS!r})
+carrier.lease({ADDRESS!r}, int(sys.argv[1]), {KEEP_ALIVE})
+print("beats", flush=True)
+if sys.argv[2] == "leaves":
+    carrier.end_lease()
+while True:  # no call of the carrier
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("what", ["stays", "leaves"])
+def test_a_process_without_answers_of_the_head_kills_itself(what: str) -> None:
+    served = Served(2)
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEATING, str(served.server.place[1]), what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "beats\n"
+        time.sleep(1.5 * KEEP_ALIVE)
+        assert process.poll() is None, "the head answers"
+        silent_since = time.monotonic()
+        served.server.close()
+        if what == "leaves":
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1.5 * KEEP_ALIVE)
+            return
+        assert process.wait(SECONDS) == -9
+        assert 0.6 * KEEP_ALIVE < time.monotonic() - silent_since < 0.9 * KEEP_ALIVE
+        assert process.stderr is not None
+        assert process.stderr.read() == "ecrm: the head machine is lost: rank killed\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_fenced_process_gets_no_answers_any_more() -> None:
+    served = Served(2)
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEATING, str(served.server.place[1]), "stays"],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline()
+        served.head.fenced.add(0)
+        assert process.wait(SECONDS) == -9
+    finally:
+        process.kill()
+        process.communicate()
+        served.server.close()

@@ -1,0 +1,311 @@
+"""Membership: epochs, leases and fences, with datagrams that are lost, late, doubled, reordered."""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import itertools
+from random import Random
+
+import pytest
+
+from ecrm.transport.membership import HEAD_PATIENCE, Head, Member, Phase, chosen
+
+KEEP_ALIVE = 2.0
+LEASE = 0.7 * KEEP_ALIVE
+
+
+class Run:
+    """A head and its members in virtual time, with a network that loses and delays."""
+
+    def __init__(self, hosts: list[str], seed: int = 0, loss: float = 0.0) -> None:
+        self.draw, self.loss, self.now = Random(seed), loss, 0.0
+        self.hosts = hosts
+        self.head = Head(hosts, KEEP_ALIVE)
+        self.members = {rank: Member(rank, ["10.0.0.1", rank]) for rank in range(len(hosts))}
+        self.alive = set(self.members)
+        self.died_at: dict[int, float] = {}
+        self.epochs: dict[int, tuple[int, ...]] = {}
+        self.began: dict[int, float] = {}
+        self.lease = dict.fromkeys(self.members, 0.0)
+        self.deaf: set[int] = set()
+        """Ranks cut off from the head."""
+        self.parted: set[frozenset[str]] = set()
+        """Pairs of hosts that do not hear each other."""
+        self.parted_since: dict[frozenset[str], float] = {}
+        self.known_dead: dict[int, set[int]] = {rank: set() for rank in self.members}
+        self._events: list = []
+        self._count = itertools.count()
+        for rank in self.members:
+            self._later(0.0, self._act, rank)
+            self._later(0.0, self._beat, rank)
+        self._later(0.0, self._tick)
+
+    def _later(self, seconds: float, what, *arguments) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._count), what, arguments))
+
+    def _network(self, rank: int, what, *arguments) -> None:
+        """A datagram between a rank and the head: perhaps lost, perhaps doubled, always late."""
+        for _ in range(2 if self.draw.random() < 0.1 else 1):
+            if rank not in self.deaf and self.draw.random() >= self.loss:
+                self._later(self.draw.random() * 0.03, what, *arguments)
+
+    def _act(self, rank: int) -> None:
+        """A turn of a member's process."""
+        member = self.members[rank]
+        if rank not in self.alive:
+            return
+        if member.fenced or self.now > self.lease[rank] + LEASE:
+            self.kill(rank)
+            return
+        if member.phase is Phase.LIVE and (member.revoked or self.known_dead[rank]):
+            member.want(self.known_dead[rank])
+        elif member.phase is Phase.WANTING:
+            member.want(self.known_dead[rank])
+            if member.begun():
+                assert self.epochs.setdefault(member.epoch, member.live) == member.live
+                self.began.setdefault(member.epoch, self.now)
+                self.known_dead[rank] &= set(member.live)
+        unheard = [
+            other
+            for other in member.live
+            if (pair := frozenset((self.hosts[rank], self.hosts[other]))) in self.parted
+            and self.now - self.parted_since[pair] > KEEP_ALIVE
+        ]
+        for message in member.due(self.now, unheard):
+            self._network(rank, self._to_head, message)
+        self._later(0.005 + self.draw.random() * 0.01, self._act, rank)
+
+    def _beat(self, rank: int) -> None:
+        if rank in self.alive:
+            self._network(rank, self._beat_arrives, rank, self.now)
+            self._later(0.05 * KEEP_ALIVE, self._beat, rank)
+
+    def _beat_arrives(self, rank: int, sent: float) -> None:
+        if self.head.beat(self.now, rank):
+            self._network(rank, self._renew, rank, sent)
+
+    def _renew(self, rank: int, sent: float) -> None:
+        self.lease[rank] = max(self.lease[rank], sent)
+
+    def _to_head(self, message: dict) -> None:
+        self.head.hear(self.now, message)
+        self._send()
+
+    def _tick(self) -> None:
+        self.head.tick(self.now)
+        self._send()
+        self._later(self.head.next(), self._tick)
+
+    def _send(self) -> None:
+        for rank, message in self.head.take():
+            self._network(rank, self._to_member, rank, message)
+
+    def _to_member(self, rank: int, message: dict) -> None:
+        if rank in self.alive:
+            self.members[rank].hear(message)
+
+    def kill(self, rank: int) -> None:
+        self.alive.discard(rank)
+        self.died_at.setdefault(rank, self.now)
+
+    def mpirun_tells(self, dead: int) -> None:
+        """Each rank hears of the death at another time."""
+        for rank in self.alive:
+            self._later(self.draw.random() * 0.01, self.known_dead[rank].add, dead)
+
+    def part(self, one: str, other: str) -> None:
+        self.parted.add(frozenset((one, other)))
+        self.parted_since[frozenset((one, other))] = self.now
+
+    def run(self, until, seconds: float) -> float:
+        """Let time pass until true; returns the seconds that it took."""
+        began = self.now
+        while not until():
+            assert self.now - began < seconds, f"not within {seconds} s: {self.head.__dict__}"
+            self.now, _, what, arguments = heapq.heappop(self._events)
+            what(*arguments)
+        return self.now - began
+
+    def all_in(self, epoch: int, live: set[int]) -> bool:
+        return all(
+            self.members[rank].epoch >= epoch
+            and self.members[rank].phase is Phase.LIVE
+            and set(self.members[rank].live) == live
+            for rank in live
+        )
+
+    def check(self) -> None:
+        """No epoch has begun before those that are not in it were dead."""
+        everybody = set(self.members)
+        for epoch, live in self.epochs.items():
+            for rank in everybody - set(live):
+                assert self.died_at[rank] <= self.began[epoch], (epoch, rank)
+
+
+HOSTS = ["h1", "h2", "h3", "h1", "h2", "h3"]
+
+
+def joined(hosts: list[str], seed: int = 0, loss: float = 0.0) -> Run:
+    run = Run(hosts, seed, loss)
+    run.run(lambda: run.all_in(1, set(range(len(hosts)))), 5.0)
+    assert run.members[0].places == [["10.0.0.1", rank] for rank in range(len(hosts))]
+    return run
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(4))
+def test_deaths_lead_to_epochs_that_all_survivors_have_alike(seed: int, loss: float) -> None:
+    run = joined(HOSTS, seed, loss)
+    left = set(range(6))
+    for dead in run.draw.sample(range(6), 4):
+        left.discard(dead)
+        run.kill(dead)
+        run.mpirun_tells(dead)
+        epoch = run.head.epoch + 1
+        took = run.run(lambda: run.all_in(epoch, left), 5.0)
+        assert took < (0.2 if loss == 0 else 3.0)
+    assert run.alive == left
+    run.check()
+
+
+def test_two_deaths_at_once_are_one_epoch_and_a_later_one_is_not_forgotten() -> None:
+    run = joined(HOSTS)
+    for dead in (1, 2):
+        run.kill(dead)
+        run.mpirun_tells(dead)
+    run._later(0.005, run.kill, 3)
+    run._later(0.006, run.mpirun_tells, 3)
+    run.run(lambda: run.all_in(2, {0, 4, 5}), 2.0)
+    assert run.head.epoch <= 3
+    run.check()
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+def test_a_rank_cut_off_from_the_head_is_dead_before_the_others_go_on(loss: float) -> None:
+    run = joined(HOSTS, 1, loss)
+    run.deaf = {2, 5}
+    took = run.run(lambda: run.all_in(2, {0, 1, 3, 4}), 5.0)
+    assert LEASE < took < 1.2 * KEEP_ALIVE
+    assert run.alive == {0, 1, 3, 4}
+    run.check()
+    assert any("rank 2 is given up: nothing was heard for 1." in line for line in run.head.lines)
+
+
+def test_loss_and_delay_cost_no_member() -> None:
+    run = joined(HOSTS, 3, 0.3)
+    end = run.now + 60.0
+    run.run(lambda: run.now > end, 61.0)
+    assert run.alive == set(range(6)) and run.head.epoch == 1 and run.head.lines == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_two_hosts_that_do_not_hear_each_other_one_is_fenced(seed: int) -> None:
+    run = joined(HOSTS, seed, 0.1)
+    run.part("h1", "h2")
+    took = run.run(lambda: run.all_in(2, {0, 2, 3, 5}), 8.0)
+    assert took < 2.5 * KEEP_ALIVE
+    run.check()
+    assert run.head.lines[0].endswith("host h2 is given up")
+
+
+def test_the_host_in_most_unheard_pairs_is_fenced() -> None:
+    run = joined(HOSTS)
+    run.part("h1", "h2")
+    run.part("h1", "h3")
+    run.run(lambda: run.all_in(2, {1, 2, 4, 5}), 8.0)
+    run.check()
+
+
+def test_a_fenced_rank_that_hears_nothing_is_waited_for() -> None:
+    """The fence is lost on the way: the head waits until the lease is over."""
+    run = joined(HOSTS)
+    run.part("h1", "h2")
+    run.run(lambda: run.head.fenced, 5.0)
+    fenced_at = run.now
+    run.deaf = {1, 4}
+    run.run(lambda: run.all_in(2, {0, 2, 3, 5}), 5.0)
+    assert run.now - fenced_at > LEASE - 0.2
+    run.check()
+
+
+def test_without_the_wait_others_would_go_on_beside_a_living_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The twin: a head that does not wait for the lease."""
+    monkeypatch.setattr("ecrm.transport.membership.HEAD_PATIENCE", 0.1)
+    run = joined(HOSTS)
+    run.deaf = {2, 5}
+    run.run(lambda: run.all_in(2, {0, 1, 3, 4}), 5.0)
+    with pytest.raises((AssertionError, KeyError)):
+        run.check()
+    assert HEAD_PATIENCE * KEEP_ALIVE > LEASE
+
+
+def test_a_pair_that_hears_again_is_forgotten() -> None:
+    run = joined(HOSTS)
+    run.part("h1", "h2")
+    run.parted_since[frozenset(("h1", "h2"))] -= KEEP_ALIVE
+    run.run(lambda: run.head._pairs, 1.0)
+    run.parted.clear()
+    end = run.now + 3 * KEEP_ALIVE
+    run.run(lambda: run.now > end, 10.0)
+    assert run.head.epoch == 1 and run.alive == set(range(6))
+
+
+def test_members_leave_one_by_one_and_one_that_stays_goes_on() -> None:
+    run = joined(["h1"] * 3)
+    run.members[2].leave()
+    run.run(lambda: 2 in run.members[0].left, 1.0)
+    assert not run.members[2].all_left()
+    for rank in (0, 1):
+        run.members[rank].want(())
+    run.run(lambda: run.all_in(2, {0, 1}), 1.0)
+    run.run(run.members[2].all_left, 1.0)
+    assert not run.members[2].fenced
+    for rank in (0, 1):
+        run.members[rank].leave()
+    run.run(lambda: run.members[0].all_left() and run.members[1].all_left(), 1.0)
+
+
+def test_what_comes_late_or_is_no_message_has_no_effect() -> None:
+    head = Head(["h1", "h2"], KEEP_ALIVE)
+    for rank in (0, 1):
+        head.hear(0.0, {"is": "join", "rank": rank, "at": ["10.0.0.1", 1]})
+    head.take()
+    before = copy.deepcopy(head.__dict__)
+    for message in (
+        {},
+        {"rank": "0", "is": "want", "epoch": 1},
+        {"rank": 7, "is": "want", "epoch": 1},
+        {"rank": 0, "is": "nothing", "epoch": 1},
+        {"rank": 0, "is": "want", "epoch": 5, "dead": [1]},
+        {"rank": 0, "is": "unheard", "epoch": 1, "peers": 3},
+        {"rank": 0, "is": "unheard", "epoch": 1, "peers": [0, 9, "x"]},
+    ):
+        head.hear(0.0, message)
+    assert head.__dict__ == before
+    head.hear(0.0, {"rank": 0, "is": "want", "epoch": 1, "dead": [1]})
+    assert (head.epoch, head.live) == (2, {0})
+    head.take()
+    head.hear(0.0, {"rank": 0, "is": "want", "epoch": 1, "dead": [1]})  # late
+    assert head.epoch == 2
+    assert head.take() == [(0, {"is": "new", "epoch": 2, "live": [0]})]
+    head.hear(0.0, {"rank": 1, "is": "ask", "epoch": 1})
+    assert head.take() == [(1, {"is": "fence", "epoch": 2})]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "gone"),
+    [
+        ([], set()),
+        ([(0, 1)], {1}),
+        ([(0, 1), (0, 2)], {0}),
+        ([(0, 1), (1, 2)], {1}),
+        ([(0, 2), (0, 3), (1, 2), (1, 3)], {3, 2}),
+        ([(0, 1), (2, 3)], {1, 3}),
+        ([(1, 1)], {1}),
+    ],
+)
+def test_as_few_hosts_as_can_be_are_given_up_the_last_first(pairs, gone):
+    assert chosen(pairs) == gone
