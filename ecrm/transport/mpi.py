@@ -28,44 +28,33 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ecrm.base.errors import UsageError
-from ecrm.transport import wire
-from ecrm.transport.base import (
-    WORD_BITS,
-    PeerFailure,
-    ReceiveMemory,
-    Revoked,
-    Transport,
-    new_memory,
+from ecrm.transport.base import PeerFailure, ReceiveMemory, Revoked, new_memory
+from ecrm.transport.packed import (
+    KIND_NAMES,
+    MOST_APART,
+    PackedTransport,
+    bits_of,
+    meaning_of,
 )
-from ecrm.transport.message import Part, Received
-from ecrm.transport.shared_memory import SharedMemory
 
-# Bits of an agreement; the library combines the bits of all live ranks with AND.
-FLAG = 1  # this rank's answer is True
+# More bits of an agreement; the library combines the bits of all live ranks with AND.
 WORKING = 2  # this rank asks on behalf of its program
 SHRINKING = 4  # this rank has left the program's calls and wants to shrink
 SHRUNK = 8  # this rank's MPI_Comm_shrink succeeded
-WORD_AT = 4  # a word begins here, its complement follows: with equal words both survive AND
-WORD_MASK = (1 << WORD_BITS) - 1
-NO_WORD = (1 << 2 * WORD_BITS) - 1  # AND with it changes no other rank's word
 
 # The head of a message: the length in words, the stamp (number and kind of the call), the bytes of
 # every tensor travelling apart (0: no more tensors), then payload. The head is short enough to
 # travel eagerly, header included, through Open MPI's shared memory (4,096 bytes).
 HEAD_WORDS = 480
-MOST_APART = 6
 HEAD_FIELDS = 2 + MOST_APART
 HEAD_PAYLOAD = HEAD_WORDS - HEAD_FIELDS
 NOTHING = np.empty(0, np.uint8)
-KIND_NAMES = ("exchange", "share")
-EXCHANGE, SHARE = range(len(KIND_NAMES))
 
 LAUNCH_LINE = "mpirun --with-ft ulfm --oversubscribe -n RANKS ..."
 CLOSE_SECONDS = 2.0
@@ -90,7 +79,7 @@ made `shrink` of 7 idle ranks on 2 cores take 4.5 to 10.8 ms; 100 makes `shrink`
 """
 
 
-class MpiTransport(Transport):
+class MpiTransport(PackedTransport):
     """Calls among the ranks of MPI_COMM_WORLD, later among the survivors of each `shrink`.
 
     Raises UsageError if MPI cannot survive a death: an MPI without ULFM, or more than one rank
@@ -101,78 +90,22 @@ class MpiTransport(Transport):
     """
 
     def __init__(self) -> None:
-        import mpi4py  # inside, since importing this module must not start MPI
-
-        os.environ.setdefault("OMPI_MCA_mpi_event_tick_rate", str(NOTICES_EVERY_MICROSECONDS))
-        mpi4py.rc.finalize = False
-        from mpi4py import MPI
-
-        self._mpi = MPI
-        self._world = MPI.COMM_WORLD
-        _check_fault_tolerance(MPI)
+        self._mpi = _started()
+        self._world = self._mpi.COMM_WORLD
         self.rank = self._world.Get_rank()
         self._interrupted: list[object] = []
-        self._scratch = np.empty(0, np.uint8)
-        self._shared_memory = SharedMemory(self._world.Get_size())
+        super().__init__(self._world.Get_size())
         self._adopt(self._world)
-
-    @property
-    def shared_memory(self) -> SharedMemory:  # type: ignore[override]
-        """As in `Transport`."""
-        return self._shared_memory
-
-    def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        """As in `Transport`."""
-        return self._shared_memory.allocate(*shape, dtype=dtype)
-
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
-        """As in `Transport`."""
-        strangers = sorted(set(outgoing) - set(self.live))
-        if strangers:
-            raise ValueError(
-                f"exchange with ranks {strangers}, which are not live; live are {self.live}"
-            )
-        others = [rank for rank in self.live if rank != self.rank]
-        lists = [outgoing.get(rank, ()) for rank in others]
-        shared = [self._places_shared(rank, tensors) for rank, tensors in zip(others, lists)]
-        places = [
-            [place for place in wire.places_of(tensors, wire.APART_BYTES) if place not in there][
-                :MOST_APART
-            ]
-            for tensors, there in zip(lists, shared)
-        ]
-        packed = self._pack_for_sending(lists, places, shared)
-        shared_bytes = sum(
-            wire.spared(parts[place]) for parts, there in zip(lists, shared) for place in there
-        )
-        self.sent_bytes += shared_bytes
-        self._shared_memory.shared_bytes += shared_bytes
-        apart = [
-            [wire.bytes_of(parts[place]) for place in chosen]
-            for parts, chosen in zip(lists, places)
-        ]
-        me = self.live.index(self.rank)
-        mine = outgoing.get(self.rank, ())
-        packed.insert(me, wire.pack(mine, self._places_shared(self.rank, mine)))
-        apart.insert(me, [])
-        return self._deliver(EXCHANGE, packed, apart)
-
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
-        """As in `Transport`."""
-        return self._deliver(SHARE, [wire.pack(tensors)] * len(self.live), [[]] * len(self.live))
 
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
         """As in `Transport`; survivors all return the same or all see `PeerFailure`."""
-        bits = NO_WORD if word is None else word | (word ^ WORD_MASK) << WORD_BITS
         try:
-            answer = self._communicator.Agree(WORKING | (FLAG if flag else 0) | bits << WORD_AT)
+            answer = self._communicator.Agree(WORKING | bits_of(flag, word))
         except self._mpi.Exception as error:
             raise self._peer_failure("agree", error) from error
         if not answer & WORKING:
             raise Revoked("agree: another rank is recovering from a failure or has left")
-        said = answer >> WORD_AT
-        alike = (said | said >> WORD_BITS) & WORD_MASK == WORD_MASK
-        return bool(answer & FLAG), alike
+        return meaning_of(answer)
 
     def shrink(self) -> None:
         """As in `Transport`; measured 2 to 25 ms for 7 training ranks on 2 cores.
@@ -226,56 +159,10 @@ class MpiTransport(Transport):
         self.live = tuple(group.Translate_ranks(range(group.Get_size()), self._world.Get_group()))
         self._shared_memory.keep(self.live)
 
-    def _places_shared(self, rank: int, tensors: Sequence[Part]) -> dict[int, int]:
-        """{place: the tensor's offset in this rank's memory}, if `rank` can read the memory."""
-        if rank != self.rank and rank not in self._shared_memory.readers:
-            return {}
-        found = (
-            (place, self._shared_memory.offset(memory))
-            for place, memory in wire.worth_sharing(tensors)
-        )
-        return {place: offset for place, offset in found if offset is not None}
-
-    def _memory_of(self, rank: int) -> np.ndarray | None:
-        return (
-            self._shared_memory.memory if rank == self.rank else self._shared_memory.memory_of(rank)
-        )
-
-    def _pack_for_sending(
-        self, lists: list[Sequence[Part]], apart: list[list[int]], shared: list[dict[int, int]]
-    ) -> list[np.ndarray]:
-        """Return each list packed, without the tensors at the places `apart` and in `shared`.
-
-        The next call overwrites the memory.
-
-        New memory in every call costs more than the copy: 1.8 ms against 0.08 ms for 4 MB, because
-        glibc gives freed blocks of this size back to the kernel. Overwriting is safe after an
-        interrupted call too: MPI only reads the memory, and the next call comes after a `shrink`,
-        which no live rank passes while another rank still receives.
-        """
-        sizes = [
-            wire.packed_bytes(tensors, places, there)
-            for tensors, places, there in zip(lists, apart, shared)
-        ]
-        if sum(sizes) > self._scratch.size:
-            self._scratch = np.empty(sum(sizes), np.uint8)
-        ends = wire.pack_all_into(self._scratch[: sum(sizes)], lists, apart, shared)
-        packed = [self._scratch[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-        return packed
-
     def _deliver(
         self, kind: int, packed: list[np.ndarray], apart: list[list[np.ndarray]]
-    ) -> dict[int, list[Received]]:
-        """Send `packed[i]` and `apart[i]` to live rank i; return the ranks' messages, unpacked.
-
-        The caller of the transport gets views of the message to itself, so `packed` for this rank
-        must be the caller's own memory.
-        """
+    ) -> dict[int, tuple[np.ndarray, list[np.ndarray]]]:
         self._call_number += 1
-        self.sent_bytes += sum(len(message) for message in packed) - len(
-            packed[self.live.index(self.rank)]
-        )
-        self.sent_bytes += sum(wire.padded(len(memory)) for some in apart for memory in some)
         delivery = Delivery(
             self._mpi,
             self._communicator,
@@ -294,15 +181,9 @@ class MpiTransport(Transport):
         except BaseException:  # MPI still uses the memory
             self._interrupted.append(delivery)
             raise
-        self._shared_memory.completed()
         return {
-            rank: wire.unpack(
-                words.view(np.uint8),
-                [memory.view(np.uint8) for memory in came],
-                self._memory_of(rank),
-            )
+            rank: (words.view(np.uint8), [memory.view(np.uint8) for memory in came])
             for rank, (words, came) in zip(self.live, received)
-            if words.size
         }
 
     def _peer_failure(self, call: str, error: Exception) -> PeerFailure:
@@ -466,6 +347,18 @@ class Delivery:
             f"({KIND_NAMES[their_kind]}), number {self._communicator.Get_rank()} "
             f"in its call {ours} ({KIND_NAMES[kind]})"
         )
+
+
+def _started() -> Any:
+    """MPI, started. Raises UsageError for an MPI that cannot survive a death."""
+    import mpi4py  # inside, since importing this module must not start MPI
+
+    os.environ.setdefault("OMPI_MCA_mpi_event_tick_rate", str(NOTICES_EVERY_MICROSECONDS))
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    _check_fault_tolerance(MPI)
+    return MPI
 
 
 def _check_fault_tolerance(MPI: Any) -> None:

@@ -13,14 +13,8 @@ import pytest
 
 from ecrm.base.errors import UsageError
 from ecrm.transport.base import PeerFailure
-from ecrm.transport.mpi import (
-    CLOSE_SECONDS,
-    EXCHANGE,
-    HEAD_FIELDS,
-    MOST_APART,
-    Delivery,
-    _check_fault_tolerance,
-)
+from ecrm.transport.mpi import CLOSE_SECONDS, HEAD_FIELDS, Delivery, _check_fault_tolerance
+from ecrm.transport.packed import EXCHANGE, MOST_APART
 from support.mpirunning import mpirun
 from support.paths import PROGRAMS, ROOT
 from support.programs import transport_contract
