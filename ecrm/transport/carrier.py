@@ -58,8 +58,7 @@ class Carrier:
         if not self._at:
             raise EcrmError(f"cannot listen on {address}: {os.strerror(port.value)}")
         self.address, self.port, self._world, self._rank = address, port.value, world, me.rank
-        # Not at the end of Python: a forked process has no thread to wait for.
-        self._end = weakref.finalize(self, self._library.ecrm_carrier_free, self._at)
+        self._end = weakref.finalize(self, _free, self._at, os.getpid())
         self._end.atexit = False
 
     def peer(self, rank: int, address: str, port: int) -> None:
@@ -144,3 +143,9 @@ class Carrier:
         """Close all connections and end the thread; no method may be called afterwards."""
         with contextlib.suppress(KeyError):
             self._end()
+
+
+def _free(at: int, pid: int) -> None:
+    """End a carrier, in its own process: a forked process has no thread to wait for."""
+    if os.getpid() == pid:
+        native.library().ecrm_carrier_free(at)

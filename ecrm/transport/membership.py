@@ -100,6 +100,7 @@ class Head:
         elif rank not in self.live or rank in self.fenced:
             self._say(rank, "fence")
         elif kind == "join":
+            self.died(now, _ranks(message.get("dead")))
             self._join(now, rank, message.get("at"))
         elif epoch != self.epoch:
             if isinstance(epoch, int) and epoch < self.epoch:
@@ -282,11 +283,16 @@ class Member:
             self.revoked = self.revoked or message["revoked"]
             self.dead, self.left = frozenset(message["dead"]), frozenset(message["left"])
 
+    def know(self, dead: Collection[int]) -> None:
+        """These ranks are dead, as this rank has heard from elsewhere."""
+        if set(dead) != set(self._told_dead):
+            self._told_dead, self._next = sorted(dead), 0.0
+
     def want(self, dead: Collection[int]) -> None:
-        """This rank has left its calls and wants the next epoch; `dead` are known to be dead."""
-        if self.phase is not Phase.WANTING or set(dead) != set(self._told_dead):
-            self._next = 0.0
-        self.phase, self._told_dead = Phase.WANTING, sorted(dead)
+        """This rank has left its calls and wants the next epoch; `dead` as in `know`."""
+        if self.phase is not Phase.WANTING:
+            self.phase, self._next = Phase.WANTING, 0.0
+        self.know(dead)
 
     def begun(self) -> bool:
         """Whether the next epoch has begun; a member that wants the epoch is in it then."""
@@ -316,7 +322,7 @@ class Member:
         if now >= self._next:
             self._next = now + (ASK_SECONDS if self.phase is Phase.LIVE else REPEAT_SECONDS)
             more = {
-                Phase.JOINING: {"at": self._at},
+                Phase.JOINING: {"at": self._at, "dead": list(self._told_dead)},
                 Phase.WANTING: {"dead": list(self._told_dead)},
             }
             said.append(self._message(self.phase.value, **more.get(self.phase, {})))

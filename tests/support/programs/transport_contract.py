@@ -1,9 +1,10 @@
-"""What every transport must do, for seven ranks; as a script it runs on MPI.
+"""What every transport must do, for seven ranks; as a script it runs on MPI, or on links.
 
     mpirun --with-ft ulfm --oversubscribe -n 7 python transport_contract.py RESULT_FOLDER poll|sleep
 
-The last word is what a rank that waits does. Ranks 1 to 5 die on the way, ranks 0 and 6 see the
-end. A rank at which something is wrong raises; on MPI it then kills itself and leaves no result.
+`support.link_ranks` starts it on links, without mpirun. The last word is what a rank that waits
+does. Ranks 1 to 5 die on the way, ranks 0 and 6 see the end. A rank at which something is wrong
+raises; as a process it then kills itself and leaves no result.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ecrm.base.allocate import ReusableBuffer
 from ecrm.run.gather import gather_results
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Part, Picked, Received, gathered, matrix
-from ecrm.transport.mpi import CLOSE_SECONDS, MpiTransport
+from ecrm.transport.mpi import CLOSE_SECONDS
+from support.link_ranks import figures_of, transport_here
 
 WORLD_SIZE = 7
 SURVIVORS = (0, 6)
@@ -429,11 +432,12 @@ def waits(transport: Transport, sleeps: bool) -> float:
 def main() -> None:
     signal.alarm(SECONDS)  # nobody is left behind whatever happens
     torch.set_num_threads(1)
-    transport = MpiTransport()
+    transport = transport_here()
     try:
         busy = {how: waits(transport, sleeps=how == "sleep") for how in ("poll", "sleep")}
         transport.sleeps = sys.argv[2] == "sleep"
         result = contract(transport, kill_this_process) | {"busy": busy}
+        result |= figures_of(transport)
         result |= leaves_one_by_one(transport)
     except BaseException:
         traceback.print_exc()

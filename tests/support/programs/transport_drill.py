@@ -1,4 +1,6 @@
-"""Steps on MPI in which ranks kill themselves at random instants; survivors stay in step.
+"""Steps in which ranks kill themselves at random instants; survivors stay in step.
+
+On MPI, or on links as `support.link_ranks` starts it.
 
     mpirun --with-ft ulfm --oversubscribe -n RANKS python transport_drill.py RESULT_FOLDER
     poll|sleep SEED KILLS STEPS
@@ -22,9 +24,10 @@ from random import Random
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.mpi import MpiTransport
+from support.link_ranks import figures_of, transport_here
 
 SECONDS = 150
 
@@ -80,10 +83,11 @@ def main() -> None:
     signal.alarm(SECONDS)
     torch.set_num_threads(1)
     folder, waits, seed, kills, steps = *sys.argv[1:3], *map(int, sys.argv[3:])
-    transport = MpiTransport()
+    transport = transport_here()
     transport.sleeps = waits == "sleep"
     try:
         result = drill(transport, seed, kills, steps)
+        result |= figures_of(transport)
         transport.close()
     except BaseException:
         traceback.print_exc()

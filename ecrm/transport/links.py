@@ -1,0 +1,319 @@
+"""The transport over links: connections of our own, which may break at any time.
+
+Messages travel by `ecrm.transport.carrier`: a broken connection costs a new connection, and no
+message. `ecrm.transport.membership` says who lives. So a broken link is not a death.
+
+- An exchange is a message of each live rank to each other live rank, then memory apart.
+- An agreement disseminates: in round r a rank tells the rank 2^r places further, and hears from the
+  rank 2^r places before. After ceil(log2 n) rounds every rank has combined the bits of all ranks.
+- A shrink asks the head for the next epoch. An epoch drops all messages under way.
+
+Ranks of a host read each other's shared memory, as over MPI.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from ecrm.base.errors import EcrmError
+from ecrm.kernels.links import Identity, Settings
+from ecrm.transport.base import PeerFailure, Revoked
+from ecrm.transport.carrier import Carrier, Figures
+from ecrm.transport.membership import REPEAT_SECONDS, Member, Phase
+from ecrm.transport.membership_socket import MemberSocket
+from ecrm.transport.packed import KIND_NAMES, PackedTransport, bits_of, meaning_of
+
+AGREE = len(KIND_NAMES)
+CALL_NAMES = (*KIND_NAMES, "agree")
+LENT_BYTES = 1 << 16
+"""From this size on a message is sent from where it lies."""
+LOOK_SECONDS = 0.002
+"""Time of a wait between two looks at the news of deaths."""
+JOIN_SECONDS = 60.0
+CLOSE_SECONDS = 2.0
+HEAD_WORDS = 3
+"""Words before a packed message: the stamp, the memory apart, and whether the message is apart."""
+LONGEST_SILENCE = 1.0
+"""Seconds without a byte before a connection is made anew; half the keep-alive time if shorter."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The run that a rank joins: its name and secret, the place of the head, and the keep-alive
+    time in seconds.
+    """
+
+    run: bytes
+    secret: bytes
+    head: tuple[str, int]
+    keep_alive: float
+
+    def text(self) -> str:
+        """The rendezvous as text, for a variable of the environment."""
+        return json.dumps([self.run.hex(), self.secret.hex(), *self.head, self.keep_alive])
+
+    @staticmethod
+    def of_text(text: str) -> Rendezvous:
+        """The rendezvous of a text."""
+        run, secret, address, port, keep_alive = json.loads(text)
+        return Rendezvous(bytes.fromhex(run), bytes.fromhex(secret), (address, port), keep_alive)
+
+    def own_address(self) -> str:
+        """The address of this host on the way to the head."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(self.head)
+            address: str = probe.getsockname()[0]
+        return address
+
+
+class LinkTransport(PackedTransport):
+    """Calls among the ranks of a run over links, later among the members of each epoch.
+
+    `dead` returns the ranks known to be dead from elsewhere, as from mpirun. A rank that the head
+    fences, or that hears nothing of the head for too long, kills itself.
+
+    Not thread safe: a single thread makes all calls. A waiting call sleeps, and holds no GIL.
+
+    Raises EcrmError if this rank cannot join.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        rendezvous: Rendezvous,
+        dead: Callable[[], Collection[int]] = frozenset,
+    ) -> None:
+        super().__init__(ranks)
+        self.rank, self._dead = rank, dead
+        self._known_dead: frozenset[int] = frozenset()
+        keep_alive = rendezvous.keep_alive
+        address = rendezvous.own_address()
+        silence = min(LONGEST_SILENCE, keep_alive / 2)
+        self._unheard_seconds = keep_alive / 2
+        settings = Settings(beat=silence / 4, silence=silence, greet=silence)
+        identity = Identity(rendezvous.run, rendezvous.secret, rank)
+        self._carrier = Carrier(identity, ranks, settings, address)
+        self._carrier.lease(*rendezvous.head, keep_alive)
+        self._member = Member(rank, [address, self._carrier.port])
+        self._socket = MemberSocket(
+            self._member, rendezvous.run, rendezvous.secret, address, rendezvous.head
+        )
+        self._carrier.watch(self._socket.socket)
+        self._call_number, self._told_refused = 0, False
+        self._next_look = self._next_unheard = 0.0
+        self._lent: list[np.ndarray] = []
+        self._join(rendezvous.head)
+
+    def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
+        """As in `Transport`; a rank may see `PeerFailure` beside results on other ranks."""
+        self._begin()
+        bits, count, far = bits_of(flag, word), len(self.live), 1
+        me = self.live.index(self.rank)
+        while far < count:
+            head = np.array([self._stamp(AGREE), bits, 0], np.int64)
+            self._send(self.live[(me + far) % count], head.view(np.uint8))
+            sender = self.live[(me - far) % count]
+            theirs = self._receive(sender)[: 8 * HEAD_WORDS].view(np.int64).tolist()
+            self._check_stamp(sender, AGREE, theirs[0])
+            bits &= theirs[1]
+            far *= 2
+        return meaning_of(bits)
+
+    def shrink(self) -> None:
+        """As in `Transport`.
+
+        Waits for live ranks still computing, without a bound; a hanging rank must be killed from
+        outside.
+        """
+        while not self._member.begun():
+            self._news()
+            self._member.want(self._known_dead)
+            self._socket.turn(self._unheard(), REPEAT_SECONDS / 5)
+        self._begin_epoch()
+
+    def close(self) -> None:
+        """Tell the other ranks that this rank leaves on purpose; wait up to 2 s for their leave.
+
+        The messages of this rank have arrived before the other ranks hear of the leave.
+        """
+        deadline = time.monotonic() + CLOSE_SECONDS
+        self._carrier.acknowledge_all()
+        self._carrier.all_acked(CLOSE_SECONDS / 2)
+        self._carrier.end_lease()
+        self._member.leave()
+        while time.monotonic() < deadline and not self._member.all_left():
+            self._carrier.acknowledge_all()
+            self._socket.turn((), REPEAT_SECONDS / 5)
+        self._socket.close()
+        self._carrier.close()
+
+    def figures(self) -> Figures:
+        """Counts of this rank's links."""
+        return self._carrier.figures()
+
+    def cut(self, rank: int) -> bool:
+        """Shut down the connection to a rank, for drills; False without a connection."""
+        return self._carrier.cut(rank)
+
+    def _join(self, head: tuple[str, int]) -> None:
+        deadline = time.monotonic() + JOIN_SECONDS
+        while self._member.phase is Phase.JOINING:
+            self._news()
+            self._member.know(self._known_dead)
+            self._socket.turn((), REPEAT_SECONDS)
+            if self._member.fenced:
+                self._die()
+            if time.monotonic() > deadline:
+                raise EcrmError(
+                    f"rank {self.rank}: not all ranks have joined within {JOIN_SECONDS:.0f} s; "
+                    f"the head is {head[0]}:{head[1]}"
+                )
+        for rank, place in enumerate(self._member.places):
+            if place is not None and rank != self.rank:
+                self._carrier.peer(rank, *place)
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.live = self._member.live
+        self._carrier.begin_epoch(self._member.epoch, self.live)
+        self._lent.clear()
+        self._call_number = 0
+        self._shared_memory.keep(self.live)
+
+    def _deliver(
+        self, kind: int, packed: list[np.ndarray], apart: list[list[np.ndarray]]
+    ) -> Mapping[int, tuple[np.ndarray, list[np.ndarray]]]:
+        self._begin()
+        stamp = self._stamp(kind)
+        for place, rank in enumerate(self.live):
+            if rank != self.rank:
+                self._send_message(rank, stamp, packed[place], apart[place])
+        came: dict[int, tuple[np.ndarray, list[np.ndarray]]] = {}
+        for place, rank in enumerate(self.live):
+            came[rank] = (
+                (packed[place], []) if rank == self.rank else self._receive_message(rank, kind)
+            )
+        while self._lent and not self._carrier.flush(LOOK_SECONDS):
+            self._look()
+        self._lent.clear()
+        return came
+
+    def _send_message(
+        self, rank: int, stamp: int, packed: np.ndarray, apart: list[np.ndarray]
+    ) -> None:
+        inside = packed.nbytes < LENT_BYTES
+        message = np.empty(8 * HEAD_WORDS + (packed.nbytes if inside else 0), np.uint8)
+        message[: 8 * HEAD_WORDS].view(np.int64)[:] = stamp, len(apart), not inside
+        if inside:
+            message[8 * HEAD_WORDS :] = packed
+        self._send(rank, message)
+        for memory in apart if inside else (packed, *apart):
+            self._send(rank, memory)
+
+    def _receive_message(self, rank: int, kind: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        message = self._receive(rank)
+        stamp, pieces, outside = message[: 8 * HEAD_WORDS].view(np.int64).tolist()
+        self._check_stamp(rank, kind, stamp)
+        packed = self._receive(rank) if outside else message[8 * HEAD_WORDS :]
+        return packed, [self._receive(rank) for _ in range(pieces)]
+
+    def _send(self, rank: int, memory: np.ndarray) -> None:
+        lend = memory.nbytes >= LENT_BYTES
+        if lend:
+            self._lent.append(memory)
+        while not self._carrier.send(rank, memory, lend):
+            # the window is full: the peer is slow, or away
+            self._carrier.all_acked(LOOK_SECONDS)
+            self._look()
+
+    def _receive(self, rank: int) -> np.ndarray:
+        while True:
+            gone = rank in self._member.left
+            message = self._carrier.receive(rank, LOOK_SECONDS)
+            if message is not None:
+                return message
+            if gone:
+                raise PeerFailure(f"rank {rank} has left")
+            self._carrier.acknowledge_all()
+            self._look()
+
+    def _begin(self) -> None:
+        """A call begins: it fails at once, if the head has told of a death or a shrink."""
+        self._call_number += 1
+        self._socket.turn(self._unheard())
+        self._heed()
+
+    def _look(self) -> None:
+        """Look for news in a wait. Raises PeerFailure after a death, and after a shrink."""
+        self._news()
+        self._socket.turn(self._unheard())
+        self._heed()
+
+    def _news(self) -> None:
+        self._known_dead = self._known_dead.union(self._dead())
+        if self._member.fenced:
+            self._die()
+        now = time.monotonic()
+        if now < self._next_look or self._told_refused:
+            return
+        self._next_look = now + REPEAT_SECONDS
+        figures = self._carrier.figures()
+        if figures.refused:
+            self._told_refused = True
+            _say(
+                f"ecrm: rank {self.rank}: {figures.refused_address} is no member of this run: "
+                "refused (told once)"
+            )
+
+    def _heed(self) -> None:
+        member = self._member
+        if member.fenced:
+            self._die()
+        dead = (self._known_dead | member.dead).intersection(self.live)
+        if dead:
+            raise PeerFailure(f"ranks {sorted(dead)} died")
+        if member.revoked:
+            raise Revoked("another rank is recovering from a failure")
+
+    def _unheard(self) -> list[int]:
+        """Live ranks without a connection for too long; looked for now and then."""
+        now = time.monotonic()
+        if now < self._next_unheard:
+            return []
+        self._next_unheard = now + REPEAT_SECONDS
+        away = self._known_dead | self._member.dead | self._member.left | {self.rank}
+        return [
+            rank
+            for rank in self.live
+            if rank not in away and self._carrier.down(rank) > self._unheard_seconds
+        ]
+
+    def _stamp(self, kind: int) -> int:
+        return self._call_number * len(CALL_NAMES) + kind
+
+    def _check_stamp(self, rank: int, kind: int, stamp: int) -> None:
+        if stamp != self._stamp(kind):
+            call, theirs = divmod(stamp, len(CALL_NAMES))
+            raise RuntimeError(
+                f"rank {rank} is in its call {call} ({CALL_NAMES[theirs]}), "
+                f"rank {self.rank} in its call {self._call_number} ({CALL_NAMES[kind]})"
+            )
+
+    def _die(self) -> NoReturn:
+        _say(f"ecrm: rank {self.rank} is given up by the head machine: rank killed")
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+def _say(line: str) -> None:
+    os.write(2, line.encode() + b"\n")

@@ -1,0 +1,110 @@
+"""The transport over links, with ranks that are threads of one process."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from ecrm.base.errors import EcrmError
+from ecrm.transport import links
+from ecrm.transport.links import LinkTransport, Rendezvous
+from ecrm.transport.membership import Head
+from ecrm.transport.membership_socket import HeadServer
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def rendezvous() -> Iterator[Rendezvous]:
+    run, secret = secrets.token_bytes(16), secrets.token_bytes(32)
+    server = HeadServer(Head(["h1", "h1"], 2.0), run, secret, "127.0.0.1", print)
+    yield Rendezvous(run, secret, server.place, 2.0)
+    server.close()
+
+
+def on_two_ranks(rendezvous: Rendezvous, *works: Callable[[LinkTransport], object]) -> list:
+    """Run a work per rank, and close both transports; returns results, or errors."""
+
+    def rank(number: int) -> object:
+        transport = LinkTransport(number, 2, rendezvous)
+        try:
+            return works[number](transport)
+        except RuntimeError as error:
+            return error
+        finally:
+            transport.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        return [job.result(SECONDS) for job in [pool.submit(rank, 0), pool.submit(rank, 1)]]
+
+
+def test_the_rendezvous_travels_as_text(rendezvous: Rendezvous) -> None:
+    assert Rendezvous.of_text(rendezvous.text()) == rendezvous
+    assert rendezvous.own_address() == "127.0.0.1"
+
+
+def test_ranks_in_different_calls_are_told_apart_on_links(rendezvous: Rendezvous) -> None:
+    def exchanges(transport: LinkTransport) -> object:
+        return transport.exchange({})
+
+    def shares(transport: LinkTransport) -> object:
+        return transport.share([])
+
+    first, second = on_two_ranks(rendezvous, exchanges, shares)
+    assert str(first) == "rank 1 is in its call 1 (share), rank 0 in its call 1 (exchange)"
+    assert str(second) == "rank 0 is in its call 1 (exchange), rank 1 in its call 1 (share)"
+
+
+def test_a_stranger_at_a_rank_is_told_of_once(
+    rendezvous: Rendezvous, capfd: pytest.CaptureFixture
+) -> None:
+    def visited(transport: LinkTransport) -> object:
+        place = transport._member.places[1]
+        for _ in range(5):
+            with socket.create_connection(tuple(place)) as stranger:
+                stranger.sendall(bytes(72))  # as long as a greeting
+                assert stranger.recv(10) == b""
+        return transport.agree(True)
+
+    def agrees(transport: LinkTransport) -> object:
+        came = transport.agree(True)
+        for _ in range(5):
+            transport._look()
+        return came, transport.figures().refused
+
+    assert on_two_ranks(rendezvous, visited, agrees) == [True, (True, 5)]
+    said = capfd.readouterr().err
+    assert said == "ecrm: rank 1: 127.0.0.1 is no member of this run: refused (told once)\n"
+
+
+def test_the_window_fills_and_empties_again(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages below the size of lent ones, more than fit, while the other rank does other work."""
+    monkeypatch.setattr(links, "LENT_BYTES", 1 << 30)
+    numbers = torch.arange(1 << 20)
+
+    def sends(transport: LinkTransport) -> object:
+        for _ in range(4):
+            (came,) = transport.exchange({0: [numbers], 1: [numbers]})[1 - transport.rank]
+            assert torch.equal(came, numbers)
+        return transport.figures().kept_bytes <= 16 << 20
+
+    assert on_two_ranks(rendezvous, sends, sends) == [True, True]
+
+
+def test_a_rank_that_is_alone_with_the_head_says_where_the_head_is(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "JOIN_SECONDS", 0.2)
+    address, port = rendezvous.head
+    with pytest.raises(
+        EcrmError,
+        match=f"rank 0: not all ranks have joined within 0 s; the head is {address}:{port}",
+    ):
+        LinkTransport(0, 2, rendezvous)
