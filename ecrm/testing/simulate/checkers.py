@@ -1,4 +1,4 @@
-"""What must hold after every commit and recovery, checked from outside the engine."""
+"""Checks of all engines after every commit and recovery, from outside the engine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ecrm.testing.simulate.role_checks import Roles
 
 
 class Checkers:
-    """Looks into all engines of a simulated cluster; raises Violation.
+    """Compares the engines of a simulated cluster with the oracle; raises Violation.
 
-    `engines` maps ranks to their engines and `doomed` holds those whose death is decided, which are
-    not looked at; both are kept up to date by the caller, who calls the methods from the hooks of
-    every engine.
+    `engines` maps ranks to engines. `doomed` holds the ranks with a decided death; the checkers
+    skip these ranks. The caller keeps `engines` and `doomed` current, and calls the methods from
+    the hooks of every engine.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Checkers:
         self._all, self._doomed, self._truth = engines, doomed, truth
         self._roles = Roles(reshapes)
         self._committed: dict[int, tuple[int, int]] = {}
-        # those that have come through the recovery that is under way
+        # ranks that have finished the current recovery
         self._through: set[int] | None = None
         self._parity: dict[tuple[int, int, int, Circle], Tensor] = {}
         self.commits = self.recoveries = self.rows = self.parity_rows = 0
@@ -54,10 +54,9 @@ class Checkers:
             self._roles.at_phase(rank, self._all[rank], phase)
 
     def after_commit(self, rank: int) -> None:
-        """A rank has just accepted a commit; the first live rank to do so checks the whole cluster.
+        """Check after a commit of a rank; the first live rank checks the whole cluster.
 
-        A commit that only ranks which have died since had accepted is made again, and checked
-        again.
+        If all ranks that accepted a commit die, the survivors make and check the commit again.
         """
         engines = self._engines
         if rank not in engines:
@@ -70,7 +69,7 @@ class Checkers:
             for mate, other in engines.items()
             if mate != rank
         ):
-            if reshaped:  # when the first to accept was checked, this one still had its old layout
+            if reshaped:  # at the check of the whole cluster, this rank still had the old layout
                 self._check_rank(rank, engine, engine.committed)
             return
         self.commits += 1
@@ -83,9 +82,9 @@ class Checkers:
                 )
 
     def after_recovery(self, rank: int) -> None:
-        """A recovery is through on a rank; the last live rank checks the whole cluster.
+        """Check after a recovery of a rank; the last live rank checks the whole cluster.
 
-        The cluster cannot have gone on without it.
+        No rank can have gone on before the last rank.
         """
         engines = self._engines
         if self._through is None or rank not in engines:
@@ -191,7 +190,7 @@ class Checkers:
                     )
 
     def _parity_of(self, step: int, space: int, t: int, circle: Circle) -> Tensor:
-        """Parity t of all stripes of the oracle's records; that of the last few steps is kept."""
+        """Parity t of all stripes of the oracle's records; a cache keeps the newest results."""
         key = (step, space, t, circle)
         if key not in self._parity:
             if len(self._parity) > 100:
@@ -203,23 +202,23 @@ class Checkers:
 
 
 def _parity(engine: Engine) -> dict[ShardSpace, ParityRows]:
-    """The parity rows or copies that a rank hosts."""
+    """The parity rows or copies hosted by a rank."""
     protection = engine.state.protection
     assert isinstance(protection, ErasureProtection)
     return protection.parity
 
 
 def _newest_held(engine: Engine) -> dict[ShardSpace, list[Held]]:
-    """The copies that a rank holds as a trainer."""
+    """The copies of rows held by a trainer."""
     protection = engine.state.protection
     assert isinstance(protection, ReplicateProtection)
     return protection.newest_held
 
 
 def _hosts_its_shards(rank: int, engine: Engine) -> None:
-    """A rank has the rows and parity of the shards that its view gives it.
+    """Raise Violation unless a rank holds the rows and parity of exactly its shards by the view.
 
-    It misses rows only of shards that are rebuilding.
+    Rows may be missing in rebuilding shards only.
     """
     due = {
         (shard, space)
@@ -243,7 +242,7 @@ def _hosts_its_shards(rank: int, engine: Engine) -> None:
 
 
 def check_held(rank: int, engine: Engine, truth: Truth, step: int) -> None:
-    """The copies that a rank holds as a trainer are the rows as of the commit."""
+    """Raise Violation unless a trainer's copies equal the oracle's rows at the commit."""
     for (shard, space), copies in _newest_held(engine).items():
         for copy in copies:
             expected = truth.records[step][space][
@@ -257,10 +256,10 @@ def check_held(rank: int, engine: Engine, truth: Truth, step: int) -> None:
 
 
 def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None:
-    """Every row is current in m + 1 failure domains.
+    """Raise Violation unless every row is current in m + 1 failure domains, or in all backups.
 
-    Where its shard and its backups are in fewer domains, it is current in all of these. This holds
-    once nothing is rebuilding, all live ranks are there and none has died since the commit.
+    Domains of the row's shard, of current backups and of trainers' copies count. Nothing is checked
+    while a shard rebuilds, while views differ, or if a rank has died since the commit.
     """
     engine = next(iter(engines.values()))
     view, shape = engine.view, engine.state.protection.shape

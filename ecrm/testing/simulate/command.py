@@ -1,4 +1,4 @@
-"""`ecrm simulate`: thousands of fault schedules on the real engine, or a single one again."""
+"""`ecrm simulate`: run thousands of fault schedules on the real engine, or replay one schedule."""
 
 from __future__ import annotations
 

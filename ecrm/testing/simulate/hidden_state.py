@@ -1,4 +1,7 @@
-"""State that a drawn script hides from the engine, on which its results depend: to be refused."""
+"""State hidden from the engine by a drawn script. A session must refuse the script.
+
+The script's results depend on the hidden state, so a redone step would give different results.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 
 
 class Counting(dict[str, int]):
-    """A dict of a class of the script's own."""
+    """A subclass of dict, defined by the script."""
 
 
 def _counted(module: Any) -> float:
@@ -22,7 +25,7 @@ def _counted(module: Any) -> float:
 
 
 def _kept(module: Any, kind: Callable[[], Any]) -> float:
-    """A mapping on the module counts the calls."""
+    """The number of calls, counted in a mapping on the module."""
     if not hasattr(module, "kept"):
         module.kept = kind()
     module.kept["calls"] = module.kept.get("calls", 0) + 1
@@ -30,7 +33,7 @@ def _kept(module: Any, kind: Callable[[], Any]) -> float:
 
 
 def _remembered(module: Any, kind: Callable[[], Any]) -> float:
-    """A sequence on the module has an entry for each call."""
+    """The number of calls, as the length of a sequence on the module."""
     if not hasattr(module, "seen"):
         module.seen = kind()
     module.seen.append(len(module.seen))
@@ -38,7 +41,7 @@ def _remembered(module: Any, kind: Callable[[], Any]) -> float:
 
 
 def _drawn(module: Any, make: Callable[[], Any], draw: Callable[[Any], float]) -> float:
-    """A generator of random numbers on the module is drawn from."""
+    """A number drawn from a random generator on the module."""
     if not hasattr(module, "noise"):
         module.noise = make()
     return draw(module.noise)
@@ -65,11 +68,14 @@ HIDDEN: dict[str, Callable[[nn.Module], float]] = {
         module, lambda: random.Random(1), lambda noise: noise.random()
     ),
 }
-"""Kinds of hidden state: each gives a number that differs from call to call."""
+"""Kinds of hidden state by name; every function gives a number that differs from call to call."""
 
 
 def hide(module: nn.Module, kind: str) -> None:
-    """Have a module's results depend on state of a kind of `HIDDEN`, which each call changes."""
+    """Make a module's results depend on hidden state of a kind of `HIDDEN`.
+
+    Every call changes the state.
+    """
     number = HIDDEN[kind]
 
     def depend(module: nn.Module, _: Any, result: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The undisturbed truth: every row with its optimizer state, and the dense state, by step."""
+"""The oracle: rows, optimizer state and dense state of an undisturbed run, by step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ecrm.transport.message import Part, Received, copied
 
 
 class Alone(Transport):
-    """A cluster of one rank, which nothing can happen to."""
+    """The transport of a cluster with a single rank. No failure is possible."""
 
     rank, live = 0, (0,)
 
@@ -39,10 +39,11 @@ class Alone(Transport):
 
 @dataclass(frozen=True)
 class Truth:
-    """What a `job` computes when nothing happens to it.
+    """The results of an undisturbed `job`, step by step.
 
-    `records[s][space]` are all records of a row space after s steps, uint8 [rows, B]; `dense[s]` is
-    the dense state. `notes[s]` is {slot: its note on step s}. `tables` are the final digests.
+    `records[s][space]` are all records of a row space after s steps, uint8 [rows, B]. `dense[s]` is
+    the dense state after s steps. `notes[s]` maps slots to notes on step s. `tables` maps tables to
+    their final digests.
     """
 
     records: list[list[Tensor]]
@@ -57,9 +58,10 @@ def truth_of(
     after_step: Callable[[Engine], None] = lambda engine: None,
     job: Job = TINY,
 ) -> Truth:
-    """Run a job on one rank without protection, on the project's own storage.
+    """Run a job on one rank without protection, and return the results of every step.
 
-    What it computes depends on neither. `after_step` may change what the engine goes on with.
+    The results of a job depend neither on the cluster nor on the protection. `after_step` gets the
+    engine after every step, and may change the engine's state.
     """
     alone = replace(
         workload,

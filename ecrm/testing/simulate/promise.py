@@ -1,7 +1,7 @@
-"""The promise in plain arithmetic, independent of the engine's own.
+"""The promise in plain arithmetic, independent of the engine's arithmetic.
 
-Where rows lie, what parity is, what is lost, which units are too close, what stripes are possible
-over the ranks that are left, and which rank may die now.
+The functions compute places of rows, parity, lost shards, units of a stripe in one failure domain,
+possible stripes over the remaining ranks, and the ranks that may die now.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ecrm.protection.kinds import KINDS
 from ecrm.testing.simulate.workload import Workload
 
 ROLLING_BACK = tuple(kind.name for kind in KINDS.values() if kind.rolls_back)
-"""Protections with which all go back to files, however many have died."""
+"""Protections that take all ranks back to files, after any number of deaths."""
 
 MOST_PLACEMENTS = 3_000
-"""Placements that are looked at to find the best one."""
+"""Most placements compared in a search for the best placement."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class Circle:
         return Circle(shape.shards, shape.k, shape.m)
 
     def stripe(self, first: int) -> set[int]:
-        """Shards of every stripe that begins on shard `first`."""
+        """Shards of the stripes beginning on shard `first`."""
         return {(first + unit) % self.shards for unit in range(self.k + self.m)}
 
     def rows_on(self, shard: int, rows: int) -> np.ndarray:
-        """Row numbers of a shard's local data rows, int64 [R], in a row space of `rows` rows.
+        """Row numbers of a shard's local data rows, int64 [periods, k], in local order.
 
-        Those past its end are padding.
+        The row space has `rows` rows. Numbers from `rows` on are padding.
         """
         unit = np.arange(self.k)
         return (self._periods(rows) + (shard - self.m - unit) % self.shards) * self.k + unit
 
     def parity_on(self, shard: int, rows: int) -> np.ndarray:
-        """Stripes of a shard's local parity rows, int64 [R].
+        """Stripes of a shard's local parity rows, int64 [periods, m], in local order.
 
-        Local row r is parity `r % m` of its stripe.
+        Local parity row r is parity `r % m` of the stripe.
         """
         return self._periods(rows) + (shard - np.arange(self.m)) % self.shards
 
@@ -72,11 +72,11 @@ class Circle:
         return parity
 
     def most_units_on(self, shards: Collection[int]) -> int:
-        """Most units that any stripe has on `shards`."""
+        """The largest number of units of a stripe on `shards`, over all stripes."""
         return max(len(self.stripe(first).intersection(shards)) for first in range(self.shards))
 
     def meet(self, a: int, b: int) -> bool:
-        """Whether two shards hold units of one stripe."""
+        """Whether shards a and b hold units of the same stripe."""
         return a != b and min((a - b) % self.shards, (b - a) % self.shards) < self.k + self.m
 
 
@@ -90,9 +90,9 @@ def _times(a: int, b: int) -> int:
 
 
 def _coefficient(k: int, m: int, t: int, d: int) -> int:
-    """What data unit d of k is multiplied by in parity t of m.
+    """The factor of data unit d of k in parity t of m.
 
-    That is (2^t)^d, or with m > 3 the inverse of (k + t) XOR d.
+    The factor is (2^t)^d up to m = 3, and the inverse of (k + t) XOR d above.
     """
     if m > 3:
         return next(one for one in range(1, 256) if _times(one, (k + t) ^ d) == 1)
@@ -104,17 +104,17 @@ def _coefficient(k: int, m: int, t: int, d: int) -> int:
 
 @lru_cache
 def _multiples(factor: int) -> np.ndarray:
-    """uint8 [256]: the products of every byte."""
+    """The products of every byte and `factor`, uint8 [256]."""
     return np.array([_times(byte, factor) for byte in range(256)], np.uint8)
 
 
 def lost_shards(view: View, gone: Collection[int]) -> set[int]:
-    """Shards that are rebuilding or hosted by one of `gone`."""
+    """Rebuilding shards, and shards hosted by the ranks `gone`."""
     return {*view.rebuilding, *(shard for shard, host in enumerate(view.shards) if host in gone)}
 
 
 def neighbours(view: View, circle: Circle, shard: int, rank: int) -> list[int]:
-    """Shards in the failure domain of `rank` that hold units of one stripe with `shard`."""
+    """Shards in the failure domain of `rank` with units of the same stripe as `shard`."""
     return [
         other
         for other, host in enumerate(view.shards)
@@ -123,14 +123,14 @@ def neighbours(view: View, circle: Circle, shard: int, rank: int) -> list[int]:
 
 
 def crowded(view: View, circle: Circle) -> list[int]:
-    """Shards with another unit of one of their stripes in the same failure domain."""
+    """Shards sharing a failure domain with a second unit of the same stripe."""
     return [
         shard for shard, host in enumerate(view.shards) if neighbours(view, circle, shard, host)
     ]
 
 
 def meetings(view: View, circle: Circle, shards: Collection[int]) -> int:
-    """Pairs of units of a stripe in one failure domain, one of them or both on `shards`."""
+    """The number of pairs of units of a stripe in one failure domain, with a unit on `shards`."""
     pairs = {
         frozenset((shard, other))
         for shard in shards
@@ -140,9 +140,9 @@ def meetings(view: View, circle: Circle, shards: Collection[int]) -> int:
 
 
 def fewest_meetings(view: View, circle: Circle, shards: Collection[int]) -> int | None:
-    """The least that `meetings` could be with `shards` on any live ranks.
+    """The smallest number of `meetings` over all placements of `shards` in live failure domains.
 
-    None where that takes too long to find out.
+    `None` for more than MOST_PLACEMENTS placements.
     """
     domains = {view.domains[rank]: rank for rank in view.live}
     if len(domains) ** len(shards) > MOST_PLACEMENTS:
@@ -159,9 +159,9 @@ def fewest_meetings(view: View, circle: Circle, shards: Collection[int]) -> int 
 
 
 def deaths_survived(view: View, circle: Circle) -> int:
-    """How many failure domains may die at once, whichever they are.
+    """The number of failure domains that may die at once, in any combination.
 
-    Then no stripe loses more than m units, and a dense replica is left.
+    No stripe then loses more than m units, and a dense replica is left.
     """
     domains = {view.domains[rank] for rank in view.live}
     survived = 0
@@ -182,28 +182,28 @@ def idle(view: View) -> list[int]:
 
 
 def servers_left(view: View) -> set[int]:
-    """Ranks that everything could be laid out anew over: the hosts of shards and the idle ones."""
+    """Ranks able to host shards after a reshape: hosts of shards, and idle ranks."""
     return {*view.shards, *idle(view)}
 
 
 def widest_k(view: View, circle: Circle) -> int | None:
-    """The k of stripes over the `servers_left`; None where too few are left."""
+    """The k of stripes reshaped over `servers_left`; `None` with too few failure domains."""
     domains = {view.domains[rank] for rank in servers_left(view)}
     k = min(circle.k, len(domains) - circle.m)
     return k if k >= min(circle.k, 2) else None
 
 
 class Violation(BaseException):
-    """Something that the design promises does not hold.
+    """A promise of the design does not hold.
 
-    Not an Exception, so that no engine takes it for a failure of its own.
+    The base is not Exception, because an engine would take an Exception for its own failure.
     """
 
 
 def _too_many_since_commit(engine: Engine, gone: set[int], m: int) -> bool:
-    """Whether a shard is lost, and more than m failure domains since a commit of a step.
+    """Whether a shard is lost, and more than m failure domains died since a commit of a step.
 
-    They may have held all copies of a row.
+    The dead domains may have held all copies of a row.
     """
     domains = {engine.view.domains[rank] for rank in gone.intersection(engine.state.live_at_commit)}
     return bool(lost_shards(engine.view, gone)) and len(domains) > m
@@ -212,11 +212,12 @@ def _too_many_since_commit(engine: Engine, gone: set[int], m: int) -> bool:
 def survivable(
     workload: Workload, engines: Mapping[int, Engine], dead: Iterable[int], victim: int
 ) -> bool:
-    """Whether the run must survive `victim` dying now, `dead` having died before.
+    """Whether the run must survive the death of `victim` now, after the deaths of `dead`.
 
-    `engines` are those of live ranks that have got as far as having one. Ranks may stand at
-    different views; by each of them no stripe may have lost more than m units (stateless, and where
-    all go back to files: any number), and a copy of the dense replica must be left.
+    `engines` are the engines of live ranks; a rank before its start has no engine. Ranks may have
+    different views. By every view, no stripe may have lost more than m units. Protections that roll
+    back, and stateless servers, may lose any number of units. A holder of the dense replica must be
+    left.
     """
     gone = {*dead, victim}
     start = workload.initial_view()
@@ -243,9 +244,9 @@ def survivable(
 
 
 def exact_without(workload: Workload, engines: Mapping[int, Engine], victim: int) -> bool:
-    """Whether the bits stay those of the undisturbed run when `victim` dies.
+    """Whether the model keeps the bits of the undisturbed run after the death of `victim`.
 
-    Stateless servers that lose a shard go on with others.
+    Stateless servers replace the rows of a lost shard by older values, so the bits change.
     """
     views = [engine.view for engine in engines.values()] or [workload.initial_view()]
     return workload.kind.exact or all(victim not in view.shards for view in views)

@@ -1,4 +1,4 @@
-"""Whether a refusal to go on is true: the ranks that it names are dead, and too much is lost."""
+"""Checks of refusals to go on: the named ranks are dead, and too much is lost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ecrm.testing.simulate.promise import Circle, Violation, lost_shards
 
 @dataclass(frozen=True)
 class Refusal:
-    """What `rank` said when it refused, and what it knew then.
+    """A refusal of `rank` to go on: the text, and the rank's knowledge at the refusal.
 
-    It had `committed` a step. It had a view, the live ranks and the holders of the dense replica.
-    `unrenewed` is how many failure domains were lost since the last commit of a step, where that
-    matters.
+    `committed` is the number of committed steps. `view` is the last view, `live` are the live ranks
+    and `dense` the live holders of the dense replica. `unrenewed` counts the failure domains lost
+    since the last commit of a step. Without copies at slots `unrenewed` is 0.
     """
 
     rank: int
@@ -62,7 +62,7 @@ class Refusal:
 
 
 def check_refusals(refusals: Sequence[Refusal]) -> None:
-    """Raise Violation unless each of them names what was lost and that is too much."""
+    """Raise Violation if a refusal names wrong ranks or shards, or if the loss was survivable."""
     for refusal in refusals:
         _check(refusal)
 

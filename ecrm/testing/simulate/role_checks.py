@@ -1,6 +1,7 @@
-"""What must hold of views, by plain arithmetic.
+"""Checks of views, by plain arithmetic.
 
-All ranks have the same view, stripe members are apart, spares go first, and a due reshape comes.
+All ranks have the same view, and members of a stripe are apart. Spares get roles before busy ranks,
+and a due reshape comes.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from ecrm.testing.simulate.promise import (
 
 
 class Roles:
-    """Watches the views of all ranks; `reshapes` says whether the policy is to reshape when due.
+    """Checks the views of all ranks; `reshapes` is whether the policy makes due reshapes.
 
-    `unsearched` counts recoveries that crowded a stripe's units where that could not be compared
-    with all placements.
+    `unsearched` counts recoveries with crowded units of a stripe and too many placements to search
+    for a better placement.
     """
 
     def __init__(self, reshapes: bool) -> None:
@@ -50,9 +51,9 @@ class Roles:
             self._nothing_is_due(engine)
 
     def check(self, engines: Mapping[int, Engine]) -> None:
-        """At any commit: equal epochs have equal views, and members are apart.
+        """Raise Violation unless ranks of equal epochs have equal and valid views.
 
-        Later views have no rank that earlier ones have not.
+        The live ranks of a later view are live in all earlier views.
         """
         views: dict[int, View] = {}
         for rank, engine in engines.items():
@@ -72,7 +73,7 @@ class Roles:
             live = set(views[epoch].live)
 
     def after_recovery(self, engines: Mapping[int, Engine]) -> None:
-        """A recovery is through on all ranks: they have one view, and spares have gone first."""
+        """Check views after a recovery: all ranks have the same view, and spares went first."""
         self.check(engines)
         if len({engine.view for engine in engines.values()}) > 1:
             views = {rank: engine.view for rank, engine in engines.items()}
@@ -97,7 +98,7 @@ class Roles:
         )
 
     def after_commit(self, rank: int, engine: Engine) -> bool:
-        """A rank has accepted a commit; whether it was that of a reshape."""
+        """Check the stripes of a rank after a commit; return whether the commit was a reshape."""
         self._by_epoch[engine.view.epoch] = engine.view
         now = Circle.of(engine.state.protection.shape)
         view, circle = self._before_reshape.get(rank, (engine.view, now))
@@ -117,9 +118,9 @@ class Roles:
         return True
 
     def _check_one(self, view: View, circle: Circle, engine: Engine) -> None:
-        """Live ranks have the roles, and the run says rightly how many more may die.
+        """Raise Violation unless live ranks have all roles, and `failures_left` is right.
 
-        m + 1 failure domains hold the dense replica, where there are as many.
+        m + 1 failure domains hold the dense replica; with fewer domains, all domains do.
         """
         if (view, circle) in self._good:
             return
@@ -145,9 +146,9 @@ class Roles:
         self._good.add((view, circle))
 
     def _nothing_is_due(self, engine: Engine) -> None:
-        """A step begins at a commit: no reshape that the ranks left would allow is due.
+        """Raise Violation if a step begins at a commit although a possible reshape is due.
 
-        One is due where members are not apart and nothing is rebuilding.
+        A reshape is due when members of a stripe share a failure domain and no shard rebuilds.
         """
         view, circle = engine.view, Circle.of(engine.state.protection.shape)
         if (
@@ -164,10 +165,10 @@ class Roles:
 
 
 def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: bool) -> bool:
-    """Check that as few units of a stripe as possible share a failure domain.
+    """Raise Violation if a better placement would let fewer units of a stripe share a domain.
 
-    This is of shards that dead ranks had, and those that were rebuilding, where they may move, all
-    placed together. Returns whether all placements could be compared.
+    The placements move the shards of dead ranks, and rebuilding shards if `rebuilding_may_move`.
+    Returns whether the placements were few enough to compare them all.
     """
     handed_on = {shard for shard, host in enumerate(before.shards) if host not in after.live}
     if rebuilding_may_move:
@@ -184,9 +185,9 @@ def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: 
 
 
 def check_spares_first(before: View, after: View, circle: Circle) -> None:
-    """No role of a dead rank went to a busy one while a spare waits.
+    """Raise Violation if a busy rank got a role of a dead rank while a fitting spare waits.
 
-    Only a spare that could have taken all that the dead rank had counts.
+    A spare fits if the spare could have taken all shards of the dead rank.
     """
     waiting = set(idle(before)).intersection(idle(after))
     busy = set(after.live).difference(idle(before))

@@ -1,4 +1,4 @@
-"""One fault schedule drawn from a seed: the cluster, the job, and how likely ranks are to die."""
+"""A fault schedule drawn from a seed: cluster, job, and probabilities of deaths."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ from ecrm.testing.simulate.workload import Workload
 SUITES = ("survivable", "fatal", "sessions")
 
 FATAL_SHARE = 0.15
-"""Share of the schedules of sessions in which one death more than is covered may come."""
+"""Share of the schedules of sessions with a possible death beyond the promise."""
 
 ROLLING_BACK_SHARE = 0.12
-"""Schedules of sessions with protections that go back to files, whoever has died."""
+"""Share of the schedules of sessions with protections that roll back to files after any death."""
 
 EXACT_WHILE_SHARE = 0.06
-"""Those with protections that are exact while nothing fails, or no server: `none`, `stateless`."""
+"""Share of the schedules of sessions with `none` or `stateless`.
+
+`none` is exact without failures, `stateless` while no server dies.
+"""
 
 ELSEWHERE_SHARE = 0.5
-"""Share of the runs that go on from checkpoints of others on which another cluster does."""
+"""Share of the resumed runs that resume on a different cluster."""
 
 OWN_SHARE = 0.25
-"""Share of schedules in which tables have optimizers and initial values of their own.
+"""Share of schedules with a drawn optimizer and initial values per table.
 
-Several of one width, too.
+Tables of equal width may then differ.
 """
 
 OWN = (
@@ -56,29 +59,33 @@ OWN = (
 BEGIN = (None, None, Uniform(0.1, 0.4), InitFunction(torch.nn.init.normal_))
 
 WIDE_SHARE = 0.08
-"""Share of schedules with wider stripes: k up to 8, and m up to 4, whose code is the Cauchy one."""
+"""Share of schedules with wider stripes: k up to 8, and m up to 4 (Cauchy code from m = 4 on)."""
 
 
 GPU_SHARE = 0.02
-"""Share of the schedules of the small job in which rows are on an imitated GPU."""
+"""Share of the schedules of the small job with rows on an imitated GPU."""
 
 INTERPRETED_SHARE = 0.03
-"""Share of those in which Triton's interpreter runs the kernels, ten times slower.
+"""Share of the schedules on an imitated GPU with kernels run by Triton's interpreter.
 
-Where triton is installed.
+The interpreter is ten times slower, and needs an installed triton.
 """
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A job on a cluster and the faults to draw for it.
+    """A job on a cluster, and the chances of faults.
 
-    `deaths` is how many ranks may die in the whole run; each transport call of each rank kills its
-    rank with probability `call_death`, or `cascade` in the calls of a recovery, each phase of the
-    engine with `phase_death`; a death takes another rank along with probability `together`, and
-    with hosts the whole host with the same. A call fails at one rank though nobody died with
-    probability `lost_touch`, a few times a run. In a `fatal` one, one rank may die whose death is
-    not covered. `model` is what a session trains, None for the small job; it has the tables then.
+    - `deaths`: most deaths of ranks in the whole run.
+    - `call_death`: probability that a transport call kills the calling rank.
+    - `cascade`: the same probability for the calls of a recovery.
+    - `phase_death`: probability that a phase of the engine kills the rank.
+    - `together`: probability that a death takes along a second rank, and with hosts the rank's
+      whole host.
+    - `lost_touch`: probability that a call fails at a rank without any death, a few times a run.
+    - `fatal`: whether a rank may die although the promise does not cover the death.
+    - `model`: the model trained by a session, with the session's tables; `None` for the small job.
+    - `later`: the cluster for resuming from checkpoints; `None` for the same cluster.
     """
 
     seed: int
@@ -119,7 +126,7 @@ def _cluster(workload: Workload) -> str:
 
 
 def _optimizers(workload: Workload) -> str:
-    """The optimizers of all tables by name, and whether their rates fall."""
+    """The names of the optimizers of all tables, with a note on falling rates."""
     own = [table.optimizer for table in workload.tables]
     names = dict.fromkeys(workload.optimizer if one is None else one.name for one in own)
     return " and ".join(names) + (" with rates that fall" if workload.falls else "")
@@ -133,7 +140,7 @@ def _on_gpu(workload: Workload) -> str:
 
 
 def parse_seed(text: str) -> int:
-    """A seed from a decimal number or, as a commit hash is, from any other text."""
+    """The seed in a decimal number, or the hash of a text such as a commit hash."""
     return (
         int(text)
         if text.isdecimal()
@@ -186,9 +193,8 @@ def draw(seed: int, suite: str) -> Schedule:
         together=rng.choice((0.0, 0.2, 0.6)),
         fatal=suite == "fatal",
     )
-    # Drawn last, so that everything else of a seed is as it was before there were scrubbing,
-    # chains, replication, lost touch, wide stripes, lookups between steps, and optimizers of
-    # tables.
+    # New draws come last: draws of earlier versions stay equal for every seed. New are scrubbing,
+    # chains, replication, lost touch, wide stripes, lookups between steps, optimizers of tables.
     workload = replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000)))
     if workload.k == 1:
         name = rng.choice(("erasure", "chain", "replicate", "replicate"))
@@ -213,7 +219,7 @@ def draw(seed: int, suite: str) -> Schedule:
     if suite == "sessions":
         workload = replace(workload, tables=(), falls=rng.random() < 0.3)
         fatal = rng.random() < FATAL_SHARE
-        # from numbers of their own, so that what is drawn above stays as it is
+        # a separate generator: the draws above stay equal for every seed
         more = random.Random(f"more of {suite} {seed}")
         model = draw_more(draw_model(rng), workload.steps, more)
         if more.random() < ROLLING_BACK_SHARE:
@@ -224,7 +230,7 @@ def draw(seed: int, suite: str) -> Schedule:
             fatal = False
             if KINDS[name].needs_checkpoints:
                 model = replace(model, checkpoints=model.checkpoints or 3)
-            else:  # it goes on from its files
+            else:  # the run goes on from memory-mapped files
                 model = replace(model, checkpoints=0, stops=0)
         model = draw_variants(
             draw_features(model, workload.falls, random.Random(f"parts of {seed}"))
@@ -247,7 +253,7 @@ def draw(seed: int, suite: str) -> Schedule:
 
 
 def _elsewhere(rng: random.Random, workload: Workload) -> Workload:
-    """The same job on another cluster, with another protection unless that goes back to files."""
+    """The same job on a different cluster, with a newly drawn protection unless m is 0."""
     m, k, more = rng.choice((1, 1, 2)), rng.randint(1, 3), rng.choice((0, 1, 2))
     other = replace(
         workload,
@@ -265,9 +271,9 @@ def _elsewhere(rng: random.Random, workload: Workload) -> Workload:
 
 
 def _with_gpu(seed: str, workload: Workload) -> Workload:
-    """The same, seldom on an imitated GPU, drawn by itself: all else of a seed stays as it was.
+    """The workload, seldom on an imitated GPU; in half of these cases some ranks are on the CPU.
 
-    In half of these, ranks here and there have theirs on the CPU.
+    A separate generator draws the place: the draws of the seed stay equal.
     """
     rng = random.Random(seed)
     if rng.random() >= GPU_SHARE:
@@ -280,9 +286,9 @@ def _with_gpu(seed: str, workload: Workload) -> Workload:
 
 
 def _hosts(rng: random.Random, workload: Workload) -> tuple[int, ...] | None:
-    """The host of each rank, in a quarter of the schedules.
+    """The host of every rank, in a quarter of the schedules.
 
-    Only where the ranks drawn can keep stripe members apart on hosts.
+    `None` without hosts, or if the drawn hosts cannot keep stripe members apart.
     """
     if rng.random() >= 0.25:
         return None

@@ -1,4 +1,4 @@
-"""Fault schedules by the thousand, in one process or several, and what became of them."""
+"""Run a range of fault schedules in one process or several, and count the outcomes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class SimulationFailed(EcrmError):
 
 @dataclass
 class Totals:
-    """What became of the schedules of a range, and how many faults there were of each kind.
+    """Sums over the schedules of a range: outcomes, checks, and faults by kind (`mix`).
 
-    Printed as two lines.
+    The text has two lines.
     """
 
     suite: str
@@ -55,7 +55,7 @@ class Totals:
             setattr(self, name, getattr(self, name) + getattr(verdict, name))
 
     def so_far(self) -> str:
-        """What has come of those that have run, in plain words."""
+        """The words for the progress line."""
         return f"{self.deaths:,} ranks killed, nothing wrong"
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Totals:
 
 
 def run_range(seeds: range, suite: str, jobs: int, progress: Progress | None = None) -> Totals:
-    """Run a range of schedules in `jobs` processes (1: in this one).
+    """Run a range of schedules in `jobs` processes, or in the calling process for 1 job.
 
     Raises SimulationFailed at the first failure.
     """
@@ -112,15 +112,15 @@ def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
 
 
 def _run_some(work: tuple[str, list[int]]) -> list[Verdict]:
-    """What became of some schedules."""
+    """The verdicts of the schedules of some seeds."""
     suite, seeds = work
     return [judged(seed, suite) for seed in seeds]
 
 
 def judged(seed: int, suite: str) -> Verdict:
-    """What became of one schedule.
+    """The verdict of a schedule.
 
-    Whatever goes wrong is a SimulationFailed with the line that replays it.
+    Raises SimulationFailed for any error, with the command line that replays the schedule.
     """
     from ecrm.testing.simulate.schedule import draw
     from ecrm.testing.simulate.simulation import Failed, run_schedule

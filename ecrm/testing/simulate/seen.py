@@ -1,4 +1,4 @@
-"""What a script of a simulated session has seen of its run, compared with an undisturbed one."""
+"""Observations of a simulated session's script, compared with the undisturbed run's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ Logged = Mapping[int, Mapping[str, float]]
 
 @dataclass
 class Seen:
-    """What the script on one rank was told, and what it has found.
+    """The observations of the script on one rank.
 
-    `logged` are the (step, what slots have logged) that were delivered, in that order, `evaluated`
-    the results of evaluations by step, and `saved` is a digest of the saved model. `finished` says
-    whether the rank has come to its end, and `holds` whether it then had the dense replica.
+    `logged` has (step, logs by slot) in the order of delivery. `evaluated` maps steps to results of
+    evaluations; -1 is the evaluation after the last step. `saved` is the sha256 of the saved model,
+    or empty. `finished` is whether the rank finished the script, and `holds` whether the finished
+    rank held the dense replica.
     """
 
     logged: list[tuple[int, Mapping[int, Mapping[str, str]]]] = field(default_factory=list)
@@ -27,7 +28,7 @@ class Seen:
     holds: bool = False
 
     def tell(self, step: int, logged: Logged) -> None:
-        """A step's logs are delivered. Numbers are kept in words: a NaN is equal to no other."""
+        """Keep the delivered logs of a step, with numbers as text: NaN is not equal to NaN."""
         in_words = {
             slot: {name: repr(value) for name, value in values.items()}
             for slot, values in logged.items()
@@ -35,7 +36,7 @@ class Seen:
         self.logged.append((step, in_words))
 
     def evaluate(self, step: int, result: Any) -> None:
-        """An evaluation is over; one that is made again must come to the same."""
+        """Keep the result of an evaluation. A repeated evaluation must give the same result."""
         if self.evaluated.setdefault(step, result) != result:
             raise Violation(
                 f"an evaluation after step {step} gave {self.evaluated[step]}, then {result}"
@@ -43,10 +44,11 @@ class Seen:
 
 
 def check_seen(seen: Mapping[int, Seen], truth: Seen, first: Sequence[int], began: int = 0) -> None:
-    """Raise Violation unless scripts have seen what that of the undisturbed run has.
+    """Raise Violation unless all scripts' observations agree with the undisturbed run.
 
-    `seen` are those of all ranks, also dead ones. `first` are the ranks that began with the dense
-    replica. The run has gone on after `began` steps of another one.
+    `seen` maps all ranks, dead ranks included, to observations. `truth` has the observations of the
+    undisturbed run. `first` are the ranks that began with the dense replica. A resumed run began
+    after `began` steps.
     """
     steps = len(truth.logged)
     evaluated = {step for step in truth.evaluated if step == -1 or step >= began}
@@ -69,7 +71,7 @@ def check_seen(seen: Mapping[int, Seen], truth: Seen, first: Sequence[int], bega
     finished = {rank: mine for rank, mine in seen.items() if mine.finished}
     for rank, mine in finished.items():
         told = [step for step, _ in mine.logged]
-        # one that came to hold the dense replica after the last step was told nothing
+        # a rank that got the dense replica after the last step was told nothing
         some = told and told[-1] != steps - 1
         if mine.holds and (some or (rank in first and len(told) != steps - began)):
             raise Violation(f"rank {rank} was told what steps {told} have logged, of {steps}")

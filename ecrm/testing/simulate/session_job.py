@@ -53,24 +53,24 @@ from ecrm.testing.simulate.workload import Outcome, Workload, falling, finish, o
 from ecrm.transport.base import Transport
 
 EVALUATED = 5
-"""Batches of an evaluation."""
+"""Number of batches in an evaluation."""
 LONGEST_STREAM = 14
-"""Batches of a stream at most; some streams end before the steps do."""
+"""Most batches of a stream. Some streams end before the last step."""
 SAMPLES = 23
-"""Of the dataset of `ecrm.Indexed`, at least."""
+"""Fewest samples of the dataset for `ecrm.Indexed`."""
 
 
 def samples_of(model: SessionModel) -> int:
-    """How many samples the dataset has: the last batch is not one alone, which no norm takes."""
+    """The number of samples of the dataset; BatchNorm refuses a last batch of a single sample."""
     ends = model.epochs or model.batch
     return next(count for count in itertools.count(SAMPLES) if count * ends % model.batch != 1)
 
 
 class SimulatedRun:
-    """A session's run on one simulated rank: nobody asks to stop.
+    """A session's run on one simulated rank, without requests to stop.
 
-    After a recovery all share something before the next step, as `checkpoints` do where there are
-    any.
+    After a recovery all ranks meet in a `share` before the next step. With `checkpoints`, the
+    checkpoints' messages take the place of the `share`.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ def session_engine(
     durable: Durable | None = None,
     place_of_dead: PlaceOfDead = lambda rank: (),
 ) -> Engine:
-    """The engine of what a session wants, on one simulated rank; its rows are on `device`."""
+    """The engine of a session on one simulated rank, with rows on `device`."""
     hooks.inquest = UserCode(place_of_dead)
     return Engine(
         transport,
@@ -148,16 +148,16 @@ def session_engine(
 
 
 class SessionJob:
-    """A `Job` of `workload`: the script of a drawn model; it saves into `folder`.
+    """The script of a drawn model as a `Job`; the script saves the model into `folder`.
 
-    The workload says the cluster, the protection, steps, slots and seed. `seen` is what the script
-    has seen on each rank. Checkpoints are written into `kept`, None for none. With `resumes` the
-    run goes on from them: `began` are the steps after which ranks have done so. The script `hides`
-    state of a kind of HIDDEN, "" for none.
+    The workload gives cluster, protection, steps, slots and seed. `seen` maps ranks to the
+    observations of their scripts. Checkpoints go into the folder `kept`; `None` writes no
+    checkpoints. With `resumes` the run resumes from the checkpoints, and `began` gets the steps of
+    the resumed ranks. The script `hides` state of a kind of HIDDEN; "" hides nothing.
     """
 
     remembered = 0
-    """A session has the engine forget what steps have logged as soon as it was delivered."""
+    """Steps with remembered notes: none, as a session forgets logs after their delivery."""
 
     def __init__(
         self,
@@ -172,10 +172,10 @@ class SessionJob:
         self._kept = None if kept is None else CheckpointFolder(kept)
         self.seen: dict[int, Seen] = {}
         self.began: set[int] = set()
-        self._places: dict[int, Place] = {}  # where user code is, or was when its rank died
+        self._places: dict[int, Place] = {}  # of user code by rank; a dead rank's place stays
 
     def _durable(self, workload: Workload) -> Durable | None:
-        """What outlives the ranks of a run, if anything does."""
+        """Files or checkpoints that outlive the ranks of a run; `None` without them."""
         if workload.kind.rows_in_files:
             return Reopened()
         if self._kept is None:
@@ -183,7 +183,7 @@ class SessionJob:
         return Restorer(self._kept, find(self._kept.path)[0] if self._resumes else ())
 
     def dense_value(self, engine: Engine) -> Tensor:
-        """Everything that a rank's replica holds, as names and bits, uint8 [N]."""
+        """Names and bits of a rank's whole replica, uint8 [N]."""
         replica = engine.state.dense
         assert isinstance(replica, ModuleReplica)
         parts = []
@@ -276,7 +276,7 @@ class SessionJob:
         return outcome(engine, tables, verified, self.dense_value)
 
     def _script(self, workload: Workload, start: Start, seen: Seen) -> Session:
-        """What a user would write."""
+        """Train, evaluate and save the model, as a user's script would."""
         model, seed = self._model, workload.seed
         torch.manual_seed(seed)
         averages: list[Average] = []
@@ -370,14 +370,14 @@ class SessionJob:
         return lambda step, slot: batch_of(model, seed, step, slot)
 
     def _evaluation(self, session: Session, seed: int) -> str:
-        """The bits of scores of some batches; the module is left in evaluation."""
+        """The bits of scores of some batches, in hex; the module stays in evaluation mode."""
         model = self._model
         batches: Indexed | list[Batch] = [
             batch_of(model, seed, -1, number) for number in range(EVALUATED)
         ]
         if model.evaluates_indexed:
             batches = Indexed(
-                range(EVALUATED * model.batch - 1),  # the last one is smaller
+                range(EVALUATED * model.batch - 1),  # the last batch is smaller
                 batch_size=model.batch,
                 collate=lambda samples: batch_of(model, seed, *samples, size=len(samples)),
             )

@@ -1,4 +1,4 @@
-"""The model of a simulated session, drawn from a seed: what it is made of, without making it."""
+"""Descriptions of a simulated session's model, drawn from a seed; `session_parts` builds it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ecrm.base.wording import counted
 from ecrm.testing.simulate.hidden_state import HIDDEN
 
 KINDS = ("mixed", "mixed", "two-tower", "dlrm", "dcn", "projection", "deepfm")
-"""The last four are torchrec's own models."""
+"""Kinds of models. The last four kinds are models of torchrec."""
 
 ROW_OPTIMIZERS = (
     "rowwise adagrad",
@@ -58,20 +58,23 @@ TORCH_SCHEDULERS = (
 )
 """All schedulers of torch that step with each step, by the names of their classes."""
 VARIANT_SHARE = 0.5
-"""Share of the models that have one of these, and of those that leave batches out."""
+"""Share of the models with an optimizer of torch, with a scheduler of torch, with skipped batches.
+
+Three separate draws decide.
+"""
 HIDING_SHARE = 0.2
 """Share of the models with a twin that hides state."""
 DATA = ("a function", "Indexed", "Streams")
 LOADS = ("", "a file", "a state_dict")
 NEW_SHARE = 0.5
-"""Share of the models with what `draw_features` draws: the others are as they were before it."""
+"""Share of the models changed by `draw_features`."""
 BEGINNINGS = ("usual", "usual", "usual", "bounds", "normal", "whole table")
-"""What rows begin with: by default, between two bounds, by an `init_fn` of rows or of the table."""
+"""Initial values of rows: default, between two bounds, or by an `init_fn` of rows or a table."""
 
 
 @dataclass(frozen=True)
 class DrawnTable:
-    """A table: `features` are looked up in it, and `mean` says how bags are pooled."""
+    """A table with looked-up `features`; `mean` is whether bags are pooled as MEAN, not SUM."""
 
     name: str
     rows: int
@@ -84,29 +87,30 @@ class DrawnTable:
 
 @dataclass(frozen=True)
 class SessionModel:
-    """A model, its data and what its script does.
+    """A model, the model's data, and the acts of the script.
 
-    - `bags`, `weighted`, `sequences`: tables of an EmbeddingBagCollection, of one with weighted
-      bags, and of an EmbeddingCollection; the latter two may have none.
+    - `bags`, `weighted`, `sequences`: tables of an EmbeddingBagCollection, of a collection with
+      weighted bags, and of an EmbeddingCollection. `weighted` and `sequences` may be empty.
     - `twice`: whether the first collection is in the model under two names.
-    - `batch`: samples of a batch; `most_ids`: of a bag at most.
+    - `batch`: samples of a batch. `most_ids`: most ids of a bag.
     - `average`: whether an average of the weights is registered.
-    - `evaluates`: every how many steps, 0 for never. `saves`: whether the model is saved at the
-      end.
-    - `data`: a name of `DATA`. `epochs`: after how many those of `ecrm.Indexed` end, None for
-      never; or how many each stream has, None for one.
-    - `scales`: whether losses are scaled by a GradScaler; some of them are not finite then.
-    - `checkpoints`: every how many steps one is written, 0 for never. `stops`: after which step the
-      run ends, to go on from a checkpoint on all ranks; 0 where it does not.
-    - `incremental`, `copies`: whether checkpoints hold what has changed alone, and whether they are
+    - `evaluates`: steps between evaluations, 0 for no evaluation. `saves`: whether the script saves
+      the model at the end.
+    - `data`: a name of `DATA`. `epochs`: with `ecrm.Indexed`, epochs until the end, `None` for
+      endless data; with streams, epochs of a stream, `None` for a single epoch.
+    - `scales`: whether a GradScaler scales losses. Some losses are then infinite.
+    - `checkpoints`: steps between checkpoints, 0 for no checkpoint. `stops`: the step after which
+      the run ends, to resume from a checkpoint on all ranks; 0 for no end.
+    - `incremental`: whether checkpoints hold changed rows alone. `copies`: whether checkpoints are
       written from a copy.
-    - `loads`: a name of `LOADS`, what weights the run begins with.
-    - `schedules_rows`: whether rates of rows that fall do so by a scheduler.
-    - `evaluates_indexed`: whether evaluations have their batches from an `ecrm.Indexed`.
-    - `reads`: whether they read the whole model, too.
-    - `checks`: of how many steps each slot is computed twice.
-    - `skips`: whether some batches are left out.
-    - `hides`: a kind of `HIDDEN` state, with which the same script must be refused; "" for none.
+    - `loads`: a name of `LOADS`, the source of the first weights.
+    - `schedules_rows`: whether a scheduler lets the learning rates of rows fall.
+    - `evaluates_indexed`: whether evaluations take batches from an `ecrm.Indexed`.
+    - `reads`: whether evaluations also read the whole model.
+    - `checks`: the number of first steps with every slot computed twice.
+    - `skips`: whether the script skips some batches.
+    - `hides`: a kind of `HIDDEN` state. A twin of the script hides the state, and must be refused.
+      "" for no twin.
     """
 
     kind: str
@@ -145,7 +149,7 @@ class SessionModel:
 
     @property
     def rows_by_feature(self) -> dict[str, int]:
-        """The ids of a feature are below this: every table that it is looked up in has them."""
+        """The bound of ids by feature: the rows of the smallest table looked up by the feature."""
         known: dict[str, int] = {}
         for table in self.tables:
             for feature in table.features:
@@ -154,7 +158,7 @@ class SessionModel:
 
     @property
     def traits(self) -> list[str]:
-        """What a range of schedules is counted by."""
+        """The traits of the model, as words for counts over schedules."""
         return [
             f"sessions with {what}"
             for what, there in (
@@ -200,7 +204,7 @@ class SessionModel:
 
 
 def draw_model(rng: random.Random) -> SessionModel:
-    """A model of tables that fit its kind."""
+    """Draw a model, with tables that fit the kind of model."""
     kind = rng.choice(KINDS)
     torchrecs = kind in ("dlrm", "dcn", "projection", "deepfm")
     dims = rng.sample((4, 8, 12), 1 if torchrecs else rng.randint(1, 3))
@@ -239,9 +243,9 @@ def draw_model(rng: random.Random) -> SessionModel:
 
 
 def draw_more(model: SessionModel, steps: int, rng: random.Random) -> SessionModel:
-    """The model with data, a scaler and checkpoints, of which `draw_model` knows nothing.
+    """Draw data, a scaler and checkpoints for a model of `draw_model`.
 
-    It is trained up to step `steps`.
+    `steps` is the number of steps of the training.
     """
     if rng.random() < 0.3:
         model = replace(model, data="Streams")
@@ -259,7 +263,7 @@ def draw_more(model: SessionModel, steps: int, rng: random.Random) -> SessionMod
 
 
 def draw_features(model: SessionModel, falls: bool, rng: random.Random) -> SessionModel:
-    """The model with more that scripts do, or as it is; rates of rows may fall."""
+    """Draw further acts of the script for a share of the models; `falls`: row rates fall."""
     if rng.random() >= NEW_SHARE:
         return model
     loads = rng.choice((*LOADS, LOADS[0]))
@@ -294,9 +298,9 @@ def draw_features(model: SessionModel, falls: bool, rng: random.Random) -> Sessi
 
 
 def draw_variants(model: SessionModel) -> SessionModel:
-    """The model with another optimizer or schedule of torch's, or with batches left out.
+    """Draw an optimizer and a scheduler of torch, skipped batches, and hidden state.
 
-    Drawn from the model itself, so that all else is drawn as without.
+    The model itself is the seed: draws of earlier versions stay equal.
     """
     rng = random.Random(str(model))
     optimizer, scheduler = rng.choice(TORCH_OPTIMIZERS), rng.choice(TORCH_SCHEDULERS)
@@ -314,7 +318,7 @@ def draw_variants(model: SessionModel) -> SessionModel:
 def _tables(
     rng: random.Random, name: str, count: int, dims: Sequence[int]
 ) -> tuple[DrawnTable, ...]:
-    """Tables of some widths, some of them with two features."""
+    """Draw `count` tables of the widths `dims`, some with two features."""
     tables = []
     for number in range(count):
         own = f"{name}{number}"
@@ -333,7 +337,7 @@ def _tables(
 
 
 def _shared(rng: random.Random, tables: tuple[DrawnTable, ...]) -> tuple[DrawnTable, ...]:
-    """The tables, the last of which is looked up with a feature of the first, too."""
+    """Let the last table also be looked up by a feature of the first table."""
     if len(tables) < 2:
         return tables
     shared = rng.choice(tables[0].features)

@@ -1,6 +1,6 @@
 """The module, the optimizers and the batches of a simulated session's drawn model.
 
-It imports torchrec, which takes seconds: imported only once a session is simulated.
+The import of torchrec takes seconds. Only a simulated session imports this file.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ecrm.testing.simulate.session_model import TORCH_OPTIMIZERS, DrawnTable, Se
 
 META = torch.device("meta")
 DENSE = 4
-"""Numbers of a sample beside its ids."""
+"""Dense numbers of a sample."""
 OVERFLOWS = 0.1
-"""Share of the batches with a loss that is not finite, where losses are scaled."""
+"""Share of the batches with an infinite loss, in models with scaled losses."""
 
 _ROW_OPTIMIZERS: Mapping[str, tuple[type, dict[str, float]]] = {
     "rowwise adagrad": (torchrec.optim.RowWiseAdagrad, {"lr": 0.05}),
@@ -94,7 +94,7 @@ _BEGINNINGS: Mapping[str, dict[str, Any]] = {
 
 
 def dense_optimizer(model: SessionModel) -> Callable[[Sequence[nn.Parameter]], Any]:
-    """What makes the optimizer of the dense part."""
+    """The function that makes the optimizer of the dense part from the parameters."""
     name = model.dense_optimizer
     if name in TORCH_OPTIMIZERS:
         kind, rate = getattr(torch.optim, name), _TORCH_RATES.get(name, 0.01)
@@ -103,17 +103,17 @@ def dense_optimizer(model: SessionModel) -> Callable[[Sequence[nn.Parameter]], A
 
 
 def scheduler(model: SessionModel) -> Callable[[torch.optim.Optimizer], Any] | None:
-    """What makes its scheduler, None for none."""
+    """The function that makes the scheduler of the dense optimizer; `None` for no scheduler."""
     return {**_SCHEDULERS, **_TORCH_SCHEDULERS}.get(model.scheduler)
 
 
 def row_scheduler(optimizer: torch.optim.Optimizer) -> Any:
-    """A schedule of the learning rates of all rows."""
+    """The scheduler of the learning rates of all rows."""
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
 def trained_before(module: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Weights of a module whose tables are on the meta device, by the names of its state_dict."""
+    """Random weights by the names of the module's state_dict; tables may be on the meta device."""
     random = torch.Generator().manual_seed(seed)
     named = module.state_dict(keep_vars=True)
     values = {
@@ -126,7 +126,7 @@ def trained_before(module: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def build(model: SessionModel) -> nn.Module:
-    """The module, whose forward takes dense numbers and ids; its tables have their optimizers."""
+    """Build the module. `forward` takes dense numbers and ids; tables have their optimizers."""
     torchrecs = {"dlrm": _dlrm, "dcn": _dcn, "projection": _projection, "deepfm": _deepfm}
     if model.kind in torchrecs:
         return torchrecs[model.kind](_bags(model.bags), model.bags[0].dim)
@@ -191,7 +191,7 @@ def _optimize(tables: Sequence[DrawnTable], modules: nn.ModuleDict) -> None:
 
 
 class Rows(nn.Module):
-    """What all tables of some collections give for a batch, [B, width], sequences summed."""
+    """Collections of tables. The output is float32 [B, width], with sequences summed."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Mixed(nn.Module):
 
 
 class TwoTower(nn.Module):
-    """Two towers with tables of their own, multiplied; the second has the sequences."""
+    """Two towers with separate tables, multiplied. The second tower has the sequences."""
 
     def __init__(self, model: SessionModel) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class TwoTower(nn.Module):
 
 @dataclass
 class Batch:
-    """A batch of B samples: dense numbers [B, 4], ids, labels [B], a factor on the loss."""
+    """A batch of B samples: dense numbers [B, 4], ids, labels [B], and a factor of the loss."""
 
     dense: Tensor
     kjt: KeyedJaggedTensor
@@ -267,9 +267,9 @@ class Batch:
 
 
 def batch_of(model: SessionModel, *key: int, size: int = 0) -> Batch:
-    """A batch that only `key` decides, with ids that recur; now and then a feature has none.
+    """A batch drawn from `key` alone, with recurring ids; some features have no id.
 
-    It has `size` samples, by default as many as the model's batches.
+    The batch has `size` samples, by default the model's batch size.
     """
     drawn = hashlib.blake2b(repr(key).encode(), digest_size=7).digest()
     random = torch.Generator().manual_seed(int.from_bytes(drawn, "little"))
@@ -297,7 +297,7 @@ def batch_of(model: SessionModel, *key: int, size: int = 0) -> Batch:
 
 
 class Stream:
-    """The batches of a slot one after the other, some of `most`, which a generator decides."""
+    """A stream of at most `most` batches for a slot, in number and content drawn from a seed."""
 
     def __init__(self, model: SessionModel, seed: int, slot: int, most: int) -> None:
         self._model, self._random = model, torch.Generator().manual_seed(seed + slot)
@@ -317,7 +317,7 @@ class Stream:
 
 
 class Average:
-    """A moving average of parameters, and how often it has moved."""
+    """A moving average of parameters, with a count of the updates."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._means = [parameter.detach().clone() for parameter in parameters]

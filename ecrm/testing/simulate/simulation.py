@@ -1,4 +1,4 @@
-"""Runs fault schedules on the real engine over the simulated transport, watched by checkers."""
+"""Run fault schedules on the real engine over the simulated transport, with checkers."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ if TYPE_CHECKING:
 MOST_CALLS = 200_000
 
 IN_SCRIPT = 0.03
-"""Chance that a rank dies at a place in the script's own functions that all ranks run."""
+"""Chance of a rank's death at a function of the script called by all ranks."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one schedule: deaths, recoveries, reshapes and the checks made.
+    """The outcome of one schedule: deaths, recoveries, reshapes, and numbers of checks.
 
-    `refused` says why a fatal one could not go on, `mix` how many faults there were of each kind.
+    `refused` is the text of a refusal after a fatal death, `None` for a finished run. `mix` counts
+    faults and traits by kind.
     """
 
     schedule: Schedule
@@ -64,7 +65,7 @@ class Verdict:
     mix: Counter[str]
 
     def then(self, later: Verdict) -> Verdict:
-        """This, and what became of a run that went on from it."""
+        """The sum of this verdict and the verdict of the resumed run."""
         counts = (
             "deaths",
             "recoveries",
@@ -80,9 +81,9 @@ class Verdict:
 
 
 class Failed(Exception):
-    """A schedule broke a promise; the message says which.
+    """A schedule broke a promise; the message names the promise.
 
-    `caught`: a checker found it; the program did not just crash.
+    `caught`: whether a checker found the error, and not a mere crash of the program.
     """
 
     def __init__(self, message: str, caught: bool) -> None:
@@ -91,20 +92,20 @@ class Failed(Exception):
 
 
 def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = None) -> Verdict:
-    """Run one schedule to its end; raises Failed when anything is not as promised.
+    """Run one schedule to its end; raises Failed for a broken promise.
 
-    `breaks` may damage each engine as it is made, for canaries.
+    `breaks` damages every new engine, for canaries.
     """
     if schedule.model is None:
         return _run(schedule, breaks, TINY, TINY)
-    # torchrec takes seconds to import, and calls a function of torch that tells of its renaming
+    # the import of torchrec takes seconds, and calls a function of torch that warns of a new name
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     from ecrm.testing.simulate.session_job import SessionJob
 
     with (
         prepared_torch(threads=1),
         tempfile.TemporaryDirectory() as name,
-        contextlib.redirect_stdout(io.StringIO()),  # what ranks say
+        contextlib.redirect_stdout(io.StringIO()),  # lines of ranks
     ):
         folder, model = Path(name), schedule.model
         for each in "alone", "disturbed", "mapped":
@@ -122,7 +123,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
 
         if model.hides:
             (folder / "hides").mkdir()
-            # a slot that leaves its first batch out is not compared in that step
+            # the determinism check compares no slot with a skipped batch
             twin = replace(model, loads="", skips=False, checks=max(model.checks, 1))
             check_hidden_state(workload, SessionJob(twin, folder / "hides", hides=model.hides))
         if not model.stops:
@@ -134,7 +135,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
 
 
 def check_hidden_state(workload: Workload, job: SessionJob) -> None:
-    """Raise Failed unless a script that hides state is refused, undisturbed and on one rank."""
+    """Raise Failed unless an undisturbed run on one rank refuses a script with hidden state."""
     try:
         truth_of(replace(workload, skip_undo=False), job=job)
     except UsageError:
@@ -147,7 +148,7 @@ def check_hidden_state(workload: Workload, job: SessionJob) -> None:
 
 
 def _check_script(schedule: Schedule, true: SessionJob, job: SessionJob) -> None:
-    """What the scripts of a session have seen, and the files that they leave."""
+    """Compare the scripts' observations and files with the undisturbed run; raises Violation."""
     assert schedule.model is not None
     began, steps = 0, len(true.seen[0].logged)
     if job.began:
@@ -167,21 +168,21 @@ def _run(
     job: Job,
     check: Callable[[], None] = lambda: None,
 ) -> Verdict:
-    """Run a schedule of `job`; `true` is the same, for the undisturbed run.
+    """Run a schedule of `job`; `true` is the same job, for the undisturbed run.
 
-    `check` raises Violation where ranks have finished and something else is not as it should be.
+    `check` runs after a finished run, and raises Violation for further errors.
     """
     workload = schedule.workload
     rng = random.Random(f"faults {schedule.suite} {schedule.seed}")
-    # of their own, so that all else of a seed is as it was before they were drawn
+    # a separate generator: the draws of earlier versions stay equal for every seed
     rng_in_script = random.Random(f"faults in scripts {schedule.suite} {schedule.seed}")
     died_in_script: dict[tuple[int, str], int] = {}
     truth = truth_of(replace(workload, skip_undo=False), job=true)
     engines: dict[int, Engine] = {}
-    # from the moment their death is decided, which may be some calls ahead
+    # ranks with a decided death; the death may come some calls later
     doomed: set[int] = set()
     condemned: set[int] = set()
-    # by the servers and k they end with: each has fewer than the one before
+    # (servers, k) after a reshape; every reshape has fewer servers or a smaller k
     reshapes: set[tuple[int, int]] = set()
     checkers = Checkers(engines, doomed, truth, workload.reshape)
     reported: list[dict[str, str]] = []
@@ -210,7 +211,7 @@ def _run(
         return allowed
 
     def host_dies(rank: int) -> None:
-        """The other ranks of a dying rank's host die as soon as they do anything."""
+        """Condemn the remaining ranks of a dying rank's host, to die at their next phase."""
         domains = workload.domains or ()
         for mate, domain in enumerate(domains):
             if (
@@ -223,9 +224,9 @@ def _run(
                 cluster.mix["deaths with the rest of a host"] += 1
 
     def in_script(rank: int, step: int, part: str) -> None:
-        """A function of the script begins that all run: ranks may die there at one epoch only.
+        """Perhaps kill the rank at a script's function called by all ranks, at one epoch only.
 
-        A death there at a later one ends the run.
+        A second death at the same function and step, at a later epoch, ends the run.
         """
         epoch = engines[rank].view.epoch
         if died_in_script.get((step, part), epoch) != epoch:
@@ -304,7 +305,7 @@ def _run(
     try:
         with dispatch.used_on_gpu(workload.gpu_kernels):
             outcome = cluster.run(program)
-        if alarms:  # nothing is corrupted in these schedules, whatever dies
+        if alarms:  # no schedule corrupts memory
             raise Violation(f"scrubbing found what is not there: {alarms[0].to_dict()}")
         may_refuse = schedule.fatal and not fatal_left[0]
         steps = len(truth.records) - 1  # data may end before the job's steps
@@ -336,7 +337,7 @@ def _run(
 
 
 def _traits(schedule: Schedule) -> list[str]:
-    """What a range of schedules is counted by."""
+    """The traits of a schedule, as words for counts over schedules."""
     workload = schedule.workload
     traits = [f"schedules with {workload.protection}"]
     if schedule.model is not None:
@@ -360,13 +361,13 @@ def _judge(
     steps: int,
     may_refuse: bool,
 ) -> str | None:
-    """Check what the survivors returned; returns why they refused to go on, None if they did not.
+    """Check the survivors' results; return the text of a refusal to go on, or `None`.
 
-    They may refuse after a fatal death only.
+    Raises Violation for a refusal unless `may_refuse`, which is set after a fatal death.
     """
     finished = any(isinstance(result, Outcome) for result in results.values())
-    # A rank that knows the job to be done leaves, which is one more death to those who were not
-    # told: then the result is there already, as summary.json would be.
+    # A rank leaves once the rank knows that the job is done. To ranks not yet told, the leave is a
+    # further death. The result exists by then, as summary.json would.
     if refusals and not finished:
         if not may_refuse:
             raise Violation(f"refused to go on although all could be survived: {refusals[0].text}")

@@ -1,7 +1,7 @@
-"""A small training job for the engine, drawn from a seed: real embedding and tiny dense maths.
+"""A small training job for the engine, drawn from a seed: real embeddings and a tiny dense part.
 
-Runs on any transport; what it computes depends on (seed, tables, slots, steps) only, as a real run
-does.
+The job runs on any transport. As in a real run, the finished model depends on the seed, tables,
+slots, steps, batches and optimizers only, not on the cluster.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from ecrm.transport.base import Transport
 
 DENSE_WIDTH = 5
 REMEMBERED = 3
-"""Committed steps whose notes every holder of the dense replica remembers."""
+"""Number of committed steps with notes remembered by every dense holder."""
 
 
 class TinyDense:
-    """A dense replica of a few floats: a running sum that every later gradient depends on."""
+    """A dense replica of a few floats: a running sum. Every later gradient depends on the sum."""
 
     def __init__(self) -> None:
         self.value = torch.zeros(DENSE_WIDTH)
@@ -88,7 +88,7 @@ class TinyDense:
 
 
 def dense_value(engine: Engine) -> Tensor:
-    """The dense state of a rank that holds it, as it is now, float32 [DENSE_WIDTH]."""
+    """The present dense state of a dense holder, float32 [DENSE_WIDTH]."""
     dense = engine.state.dense
     assert isinstance(dense, TinyDense)
     return dense.value
@@ -96,17 +96,21 @@ def dense_value(engine: Engine) -> Tensor:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a job computes, and how it is protected and laid out.
+    """A job: the training, the protection, and the cluster.
 
-    It computes by tables, slots, steps, batch, optimizer and seed. `optimizer` and `rate` are for
-    tables without their own; `falls` says whether the rates of all rows fall from step to step.
-    `folder` is for mapped files (`durable`: on the device), or for the checkpoints of stateless
-    servers. `right_hints` says
-    whether all ranks always say what rows they will ask for soon. `rows_on` is where rows and
-    redundancy lie: on the "cpu", on an "imitated" GPU, or by "cuda" on a real one. On a GPU
-    `gpu_kernels` run, as `kernels.backend` names them; None leaves that as it is. The ranks of
-    `on_cpu` have theirs on the CPU all the same. `looks_between` says whether rows are looked up
-    before some steps without being used, as an evaluation does.
+    - `optimizer`, `rate`: for tables without their own. `falls`: whether the learning rates of all
+      rows fall from step to step.
+    - `folder`: for mapped files, or for the checkpoints of stateless servers. `durable`: whether
+      every commit of mapped files reaches the disk.
+    - `look_ahead`: whether ranks name the rows of the next step in advance. `right_hints`: whether
+      every rank rightly names the rows of the step after the next; else hints may be missing or
+      wrong.
+    - `looks_between`: whether some steps begin with an unused lookup of rows, as an evaluation
+      would make.
+    - `rows_on`: the place of rows and redundancy: "cpu", or "imitated" for an imitated GPU, or
+      "cuda" for a real GPU. `on_cpu`: ranks with rows on the CPU all the same.
+    - `gpu_kernels`: the backend of kernels on a GPU, as in `kernels.backend`; `None` keeps the
+      present setting.
     """
 
     seed: int = 0
@@ -150,7 +154,7 @@ class Workload:
         return busy + self.spares
 
     def device_of(self, rank: int) -> torch.device:
-        """Where a rank has its rows."""
+        """The device of a rank's rows."""
         return CPU if self.rows_on == "cpu" or rank in self.on_cpu else IMITATED_GPU
 
     def initial_view(self) -> View:
@@ -194,7 +198,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank knows at the end: digests (on the reporter), parity check, failures survived."""
+    """The result of a rank: digests of tables (on the reporter), parity check, failures."""
 
     tables: dict[str, str] | None
     dense: str | None
@@ -204,14 +208,14 @@ class Outcome:
 
 
 class Job(Protocol):
-    """What the ranks of a simulated cluster compute."""
+    """The training job of a simulated cluster's ranks."""
 
     @property
     def remembered(self) -> int:
-        """Committed steps whose notes every holder of the dense replica remembers."""
+        """Number of committed steps with notes remembered by every dense holder."""
 
     def dense_value(self, engine: Engine) -> Tensor:
-        """The dense state of a rank that holds it, as it is now; may be live."""
+        """The present dense state of a dense holder. The tensor may change with the replica."""
 
     def run(
         self,
@@ -222,10 +226,10 @@ class Job(Protocol):
         after_step: Callable[[Engine], None],
         report: Callable[[dict[str, str]], None],
     ) -> Outcome:
-        """One rank's part, from its engine to the check of parity at the end.
+        """Run one rank's part, from the new engine to the check of parity at the end.
 
         `after_start` gets the new engine. `report` gets the digests of the finished tables, on the
-        reporter, before the ranks agree that all is done. Raises Unrecoverable.
+        reporter, before the ranks agree that the job is done. Raises Unrecoverable.
         """
 
 
@@ -237,9 +241,9 @@ def make_engine(
     durable: Durable | None = None,
     allocate: Allocate = lazy_zeros,
 ) -> Engine:
-    """This rank's engine at the undisturbed start.
+    """Make this rank's engine, at the undisturbed start.
 
-    Whoever has rows on an imitated GPU imitates it while the engine is used.
+    For rows on an imitated GPU, the caller imitates the GPU as long as the engine is in use.
     """
     protection = workload.make_protection()
     engine = Engine(
@@ -264,12 +268,12 @@ def make_engine(
 
 
 def falling(step: int) -> float:
-    """The factor on learning rates that fall."""
+    """The factor of falling learning rates at a step."""
     return 4 / (4 + step)
 
 
 def rows_of(workload: Workload, step: int, slot: int) -> list[Tensor]:
-    """Unique rows that a slot uses in a step, by row space; skewed, so that some rows recur."""
+    """Unique rows of a slot in a step, by row space; the draw is skewed, so some rows recur."""
     generator = torch.Generator().manual_seed(hash((workload.seed, step, slot)) & 0x7FFFFFFF)
     rows = []
     for space in row_spaces(workload.tables):
@@ -285,10 +289,10 @@ def _looks_between(workload: Workload, step: int) -> bool:
 def train_step(
     workload: Workload, engine: Engine, computed: Computed[tuple[list[Tensor], Tensor]]
 ) -> None:
-    """One step of the job.
+    """Run one step of the job.
 
-    Row gradients and the contribution to the dense replica are a function of the rows' values and
-    of the dense state. `computed` keeps them.
+    Row gradients and the contribution to the dense replica are functions of the rows' values and
+    the dense state. `computed` keeps both for a redone step.
     """
     step = engine.step
     engine.enter("input")
@@ -327,7 +331,7 @@ def train_step(
     soon = (
         None if later is None else {slot: rows_of(workload, later, slot) for slot in engine.slots}
     )
-    # of several sizes
+    # notes of several sizes
     notes = {
         slot: contribution.view(torch.uint8)[slot:] for slot, contribution in contributions.items()
     }
@@ -354,9 +358,10 @@ def run_workload(
 ) -> Outcome:
     """Run the whole job on one rank and check parity at the end.
 
-    Raises Unrecoverable when too much is lost. With `durable` that takes the death of all ranks;
-    `resume` starts from it. `make_checkpoints` writes it. `report` gets the digests of the finished
-    tables, on the reporter, before the ranks agree that all is done.
+    Raises Unrecoverable when too much is lost; with `durable`, only the death of all ranks is too
+    much. `resume` starts from `durable`. `make_checkpoints` makes the writer of checkpoints, if
+    any. `report` gets the digests of the finished tables, on the reporter, before the ranks agree
+    that the job is done.
     """
     with imitated_gpu() if workload.rows_on == "imitated" else nullcontext():
         engine = make_engine(workload, transport, hooks or Hooks(), clock, durable, allocate)
@@ -386,9 +391,9 @@ def finish(
     report: Callable[[dict[str, str]], None],
     checkpoints: Checkpoints | None = None,
 ) -> tuple[dict[str, str] | None, VerifyReport]:
-    """Collective, after the last step: (digests of the tables on the reporter, check of parity).
+    """Finish a run, as a collective call: return digests of tables (on the reporter) and the check.
 
-    Raises StepAborted after a failure.
+    The check compares parity with all rows. Raises StepAborted after a failure.
     """
     engine.enter("finish")
     engine.rebuild_all()
@@ -410,7 +415,7 @@ def outcome(
     verified: VerifyReport,
     dense_value: Callable[[Engine], Tensor],
 ) -> Outcome:
-    """What a rank knows once all is done."""
+    """The outcome of a rank after `finish`."""
     dense = (
         None
         if engine.state.dense is None
@@ -422,7 +427,7 @@ def outcome(
 
 
 class TinyJob:
-    """The `Job` of this module."""
+    """The small job of this module, as a `Job`."""
 
     remembered = REMEMBERED
 
