@@ -14,7 +14,7 @@ WEIGHT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 def matrix(
     name: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype], written: bool = False
 ) -> None:
-    """Check for a matrix with contiguous rows; rows that are written must not overlap."""
+    """Check for a matrix with contiguous rows; written rows must not overlap."""
     if tensor.dtype not in dtypes:
         raise TypeError(
             f"{name} is {tensor.dtype}, needed: {' or '.join(str(dtype) for dtype in dtypes)}"
@@ -33,15 +33,15 @@ def matrix(
 
 
 def shape(name: str, tensor: torch.Tensor, expected: Sequence[int]) -> None:
-    """Exactly this shape."""
+    """Check for exactly the expected shape."""
     if list(tensor.shape) != list(expected):
         raise ValueError(f"{name} has shape {list(tensor.shape)}, needed: {list(expected)}")
 
 
 def row_numbers(name: str, rows: torch.Tensor, limit: int) -> None:
-    """Contiguous int64 [n], each within 0..limit-1.
+    """Check for contiguous int64 [n], with all numbers within 0..limit-1.
 
-    The range is not checked on a GPU: that would wait for all that runs there.
+    The range is not checked on a GPU, because the check would wait for all work of the GPU.
     """
     if rows.dtype != torch.int64:
         raise TypeError(f"{name} is {rows.dtype}, needed: torch.int64")
@@ -55,7 +55,7 @@ def row_numbers(name: str, rows: torch.Tensor, limit: int) -> None:
 
 
 def one_device(tensors: dict[str, torch.Tensor]) -> torch.device:
-    """The device that all tensors are on. Raises ValueError where there is more than one."""
+    """The device of all tensors. Raises ValueError for tensors on several devices."""
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) != 1:
         places = {name: str(tensor.device) for name, tensor in tensors.items()}
@@ -64,7 +64,7 @@ def one_device(tensors: dict[str, torch.Tensor]) -> torch.device:
 
 
 def row_stride(tensor: torch.Tensor) -> int:
-    """Elements from one row to the next. The stride of a tensor of one row is ignored."""
+    """Elements from one row to the next; for a tensor with a single row, the row's width."""
     return tensor.stride(0) if tensor.shape[0] > 1 else tensor.shape[1]
 
 
@@ -85,8 +85,8 @@ def states(
 ) -> list[torch.Tensor]:
     """The optimizer state of `weights`, [R, D], as float32 matrices, [R, width].
 
-    A vector [R] becomes [R, 1]. `widths`: how wide each must be; None allows any. The result shares
-    memory with `state`.
+    A vector [R] becomes [R, 1]. `widths` are the expected widths; `None` allows any width. The
+    result shares memory with `state`.
     """
     if widths is not None and len(state) != len(widths):
         raise ValueError(f"{len(state)} state tensors given, needed: {len(widths)}")

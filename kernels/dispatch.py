@@ -1,4 +1,4 @@
-"""Which backend runs an operation: chosen by name or by device, never replaced silently."""
+"""The choice of the backend for an operation, by name or by device, never replaced silently."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _on_gpu = ["triton"]
 
 
 def use_on_gpu(backend: str) -> None:
-    """What "auto" takes for CUDA tensors: "triton", or "reference", also "auto" for the former."""
+    """Set the backend that "auto" takes for CUDA tensors: "triton" (or "auto"), or "reference"."""
     _on_gpu[0] = "triton" if backend == "auto" else backend
 
 
 @contextmanager
 def used_on_gpu(backend: str | None) -> Iterator[None]:
-    """`use_on_gpu` for a while; None changes nothing."""
+    """Call `use_on_gpu` for the time of a block; `None` changes nothing."""
     before = _on_gpu[0]
     if backend is not None:
         use_on_gpu(backend)
@@ -34,13 +34,12 @@ def used_on_gpu(backend: str | None) -> Iterator[None]:
 
 
 def choose(operation: str, backend: str, device: torch.device, has_triton: bool = True) -> str:
-    """The backend, one of BACKENDS, that will run `operation` on tensors of `device`.
+    """Choose the backend, out of BACKENDS, that runs `operation` on tensors of `device`.
 
-    "auto" is "cpu" for CPU tensors; for CUDA tensors it is "triton", or "reference" (plain torch
-    operations on the GPU) for the few that need no kernel of their own there, and for all once
-    `use_on_gpu` says so. Every choice
-    is remembered for `taken`. Raises ValueError for an unknown name or one that cannot work on the
-    device, OSError where the C++ was not built.
+    "auto" takes "cpu" for CPU tensors. For CUDA tensors "auto" takes "triton", or the backend set
+    by `use_on_gpu`. Operations without a Triton kernel take "reference" on a GPU: plain torch
+    operations. `taken` tells the choice later. Raises ValueError for an unknown backend, or for a
+    backend that cannot work on the device; OSError if the C++ was not built.
     """
     if backend == "auto":
         on_gpu = _on_gpu[0] if has_triton else "reference"
@@ -60,7 +59,7 @@ def choose(operation: str, backend: str, device: torch.device, has_triton: bool 
 
 
 def taken() -> dict[str, str]:
-    """What each operation last ran on, such as {"parity_apply": "cpu (gfni)"}."""
+    """The last backend of every operation, such as {"parity_apply": "cpu (gfni)"}."""
     return dict(_taken)
 
 

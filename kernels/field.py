@@ -1,7 +1,7 @@
 """The product table of GF(2^8) modulo 0x11d as a torch tensor, for the references.
 
-Built here from the definition, bit by bit, so that the kernels know nothing of
-`ecrm.protection.coding`; a test holds the two equal.
+The table is built from the definition, bit by bit. The kernels do not import
+`ecrm.protection.coding`; a test compares both tables.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 @cache
 def products(device: torch.device | str = "cpu") -> torch.Tensor:
-    """uint8 [256, 256]: entry [a, b] is a times b."""
+    """The products of all bytes, uint8 [256, 256]: entry [a, b] is a times b."""
     a = torch.arange(256, dtype=torch.int32)[:, None].expand(256, 256).clone()
     b = torch.arange(256, dtype=torch.int32)[None, :]
     product = torch.zeros(256, 256, dtype=torch.int32)

@@ -1,7 +1,7 @@
-"""The shared library of the C++ backend: loading it, and the instruction set it uses.
+"""The shared library of the C++ backend: loading, and the choice of an instruction set.
 
-Calls go through ctypes, which releases the GIL. The library holds every instruction set; it takes
-the best that the machine has, and a test can force any other that the machine has.
+Calls go through ctypes, which releases the GIL. The library has code for every instruction set, and
+uses the best set of the machine. A test can force any set supported by the machine.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 LIBRARY = Path(__file__).with_name("_native.so")
 
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "gfni")
-"""In the order of the C++ enumeration.
+"""Instruction sets, in the order of the C++ enumeration.
 
-On a machine that is not x86-64 only "portable" exists. There the compiler turns it into that
-machine's own vectors (NEON).
+"portable" is the only set on machines other than x86-64. The compiler turns "portable" into vector
+instructions of the machine, such as NEON.
 """
 
 _POINTER = ctypes.c_void_p
@@ -152,13 +152,13 @@ _SIGNATURES = {
 
 @cache
 def built() -> bool:
-    """Whether there is a library to load."""
+    """Whether the library was built."""
     return LIBRARY.exists()
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The loaded library. Raises OSError, with what to do, where it was not built."""
+    """The loaded library. Raises OSError, with the command to type, if the library is missing."""
     if not built():
         raise OSError(
             f"the C++ kernels are not built: {LIBRARY} is missing; "
@@ -178,14 +178,14 @@ def instruction_set() -> str:
 
 
 def supported_instruction_sets() -> tuple[str, ...]:
-    """The instruction sets that this machine can run, the slowest first."""
+    """The instruction sets supported by the machine, the slowest first."""
     return INSTRUCTION_SETS[: library().ecrm_best_instruction_set() + 1]
 
 
 def use(name: str) -> None:
-    """Use one instruction set from now on, on all threads.
+    """Use an instruction set from now on, on all threads.
 
-    Raises ValueError where the machine lacks it.
+    Raises ValueError if the machine does not support the instruction set.
     """
     supported = supported_instruction_sets()
     if name not in supported:
@@ -197,9 +197,9 @@ def use(name: str) -> None:
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Use one instruction set inside the block, on all threads.
+    """Use an instruction set inside a block, on all threads.
 
-    Raises ValueError where the machine lacks it.
+    Raises ValueError if the machine does not support the instruction set.
     """
     before = instruction_set()
     use(name)

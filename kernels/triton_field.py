@@ -8,10 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def times(value, coefficient):
-    """Each byte of the uint32 words times a coefficient (uint32, 0 to 255).
+    """Multiply every byte of uint32 words by a coefficient (uint32, 0 to 255).
 
-    Bit b of each byte, alone in its byte, is multiplied by coefficient * x^b: an integer product
-    that cannot carry into the next byte.
+    A step takes bit b of all bytes, and multiplies the bits by coefficient * x^b. The integer
+    product of a single bit and a byte cannot carry into the next byte.
     """
     product = value & 0
     for bit in tl.static_range(8):

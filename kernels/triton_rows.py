@@ -1,9 +1,9 @@
-"""Rows for Triton kernels, cut into pieces that one instruction moves.
+"""Rows for Triton kernels, cut into pieces; one instruction moves a piece.
 
-A piece has four elements, or two or one where width, strides and addresses ask for that. Strides
-are counted in pieces, so that the compiler sees that pieces are aligned. Nothing else about the
-numbers and addresses of a call is compiled in. Triton by itself makes further kernels for row
-counts of 1, or for addresses that 16 happens to divide: in the middle of training.
+A piece has four elements, or fewer if widths, strides or addresses are not multiples of four.
+Strides count pieces, so the compiler knows the alignment of pieces. No other property of numbers
+and addresses is compiled in. Left alone, Triton would compile further kernels in the middle of
+training: for row counts of 1, or for addresses divisible by 16.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import triton.language as tl
 from torch import Tensor
 
 ELEMENTS = 2048
-"""Of a program that works on pieces: 16 of each of its 128 threads."""
+"""Elements of a program: 16 for each of the program's 128 threads."""
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """A Triton kernel that is compiled once for all values of what is not in capitals."""
+    """A Triton kernel, compiled once for all values of the parameters without capital names."""
     names = [name for name in inspect.signature(function).parameters if not name.isupper()]
     return triton.jit(do_not_specialize=names)(function)
 
 
 def vector_of(*matrices: Tensor) -> int:
-    """Elements of a piece, the same in all matrices, of as many columns: 4, 2 or 1."""
+    """Elements of a piece, 4, 2 or 1, for matrices of equal width."""
     numbers = [matrices[0].shape[1]]
     for matrix in matrices:
         numbers += [matrix.stride(0), *divmod(matrix.data_ptr(), matrix.element_size())]
@@ -36,7 +36,7 @@ def vector_of(*matrices: Tensor) -> int:
 
 
 def as_words(*matrices: Tensor) -> list[Tensor]:
-    """The same memory as int32, or as bytes where not all widths, strides and addresses fit."""
+    """The same memory as int32; as bytes unless 4 divides all widths, strides and addresses."""
     rows = [matrix.view(torch.uint8) for matrix in matrices]
     numbers = [number for row in rows for number in (row.shape[1], row.stride(0), row.data_ptr())]
     fit = all(number % 4 == 0 for number in numbers)
@@ -50,7 +50,7 @@ def programs(n: int, per_row: int, vector: int, elements: int = ELEMENTS) -> tup
 
 @triton.jit
 def row_and_piece(per_row, COUNT: tl.constexpr):
-    """Of this program's pieces: the row of each, int64, and its place in the row, uint32."""
+    """The rows of a program's pieces, int64, and the pieces' places in the rows, uint32."""
     first = tl.program_id(0).to(tl.int64) * COUNT
     first_row = first // per_row
     piece = (first - first_row * per_row).to(tl.uint32) + tl.arange(0, COUNT).to(tl.uint32)

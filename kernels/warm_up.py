@@ -1,9 +1,9 @@
-"""Compile all GPU kernels of a run before it begins, so that none is compiled in the middle of it.
+"""Compile all GPU kernels of a run before the run, so that no step waits for the compiler.
 
-A Triton kernel is compiled for the widths that a run has, for its optimizer and its options; row
-counts, strides and addresses may change. Matrices must begin at multiples of 16 bytes, and have row
-strides that are such multiples, as all have that a run keeps on a GPU if rows are of a multiple of
-four floats: else kernels for shorter pieces are compiled.
+A compiled Triton kernel serves one choice of row width, optimizer and options. Row counts, strides
+and addresses may change. Addresses and row strides of matrices must be multiples of 16 bytes. The
+matrices of a run comply if rows have a multiple of four floats. Else Triton compiles kernels for
+shorter pieces.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["Shapes", "warm_up"]
 
 @dataclass(frozen=True)
 class Shapes:
-    """What the kernels of a run are compiled for.
+    """The sizes and options of a run's kernels.
 
     Args:
         dimension: Floats of a row, D.
         optimizer: One of `ecrm.kernels.sparse_update.OPTIMIZERS`.
-        l2: Whether there is weight decay that is added to gradients.
-        features: Embedding rows of a sample, F. None: there is no dot interaction.
+        l2: Whether gradients get weight decay added.
+        features: Embedding rows of a sample, F. `None`: the model has no dot interaction.
     """
 
     dimension: int
@@ -48,7 +48,7 @@ class Shapes:
 
     @property
     def stride(self) -> int:
-        """Floats of a record: row, state, zeros up to a multiple of 16 bytes, and mark."""
+        """Floats of a record, rounded up to 16 bytes: row, state, zeros, and mark."""
         state = sum(state_widths(self.optimizer, self.dimension))
         return -(-(self.dimension + state + 1) // 4) * 4
 
@@ -61,10 +61,10 @@ class Shapes:
 
 
 def warm_up(shapes: Shapes, device: torch.device | str, backend: str = "auto") -> None:
-    """Call every operation in each way that a run of these shapes does, on a row or two.
+    """Call every operation of a run on two rows, with all options that the run uses.
 
-    Changes nothing. It takes a tenth of a second for each kernel that Triton's cache on disk does
-    not have yet.
+    The call changes no data of the run. Every kernel missing in Triton's cache on disk costs a
+    tenth of a second.
     """
     rows = torch.arange(2, device=device)
     _warm_storage(shapes, rows, backend)
@@ -75,7 +75,7 @@ def warm_up(shapes: Shapes, device: torch.device | str, backend: str = "auto") -
 
 
 def _warm_storage(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
-    """Lookups, and updates with and without a delta; a log gets the delta of the former."""
+    """Lookups, and updates with a delta (kept in a log) and without a delta."""
     records, sums, values = (
         torch.zeros(2, width, device=rows.device)
         for width in (shapes.stride, shapes.stride, shapes.dimension)
@@ -101,7 +101,7 @@ def _warm_storage(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
 
 
 def _warm_protection(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
-    """Whole records, and what follows the rows in them."""
+    """Copies, XOR, log, parity and decoding of whole records and of records without rows."""
     matrix = torch.zeros(2, shapes.stride, device=rows.device)
     records = matrix.view(torch.uint8)
     gather_records(matrix[:, shapes.dimension :], (), rows, backend)
@@ -121,7 +121,7 @@ def _warm_protection(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
 
 
 def _warm_sums(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
-    """Sums of gradients: of slots, where rows lie, and of samples, where the model is trained."""
+    """Sums of gradients: over slots at the place of the rows, over samples on trainers."""
     values, wide = (
         torch.zeros(2, width, device=rows.device) for width in (shapes.dimension, shapes.stride)
     )

@@ -1,4 +1,4 @@
-"""Matrix times units over GF(2^8), for many stripes at once: decoding, and full encoding."""
+"""A matrix times units over GF(2^8), for many stripes at once: decoding, and full encoding."""
 
 from __future__ import annotations
 

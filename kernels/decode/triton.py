@@ -1,4 +1,4 @@
-"""The GPU kernel: up to four outputs for each read of the units, which stay where they are."""
+"""The GPU kernel: up to four outputs per read of the units, without copies of the units."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _multiply(
     VECTOR: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """`table` has the units' addresses, then their row strides; from `matrix` on, coefficients."""
+    """Multiply. `table` has addresses and row strides of units; coefficients begin at `matrix`."""
     i, piece = row_and_piece(per_row, COUNT)
     mask = (i < n)[:, None]
     sum0 = tl.zeros((COUNT, VECTOR), tl.uint32)
@@ -87,7 +87,7 @@ def multiply(planes: list[Tensor], matrix: Tensor, out: Tensor) -> None:
 
 
 def _sent(numbers: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device, on its way without anyone waiting for it."""
+    """A copy on the device; the copy is under way, and nobody waits for the end."""
     if device.type == "cpu":
         return numbers
     return numbers.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Divide numbers, and find out in the same pass whether all are finite."""
+"""Divide numbers, and test in the same pass whether all quotients are finite."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def divide(
     Args:
         values: float32, contiguous, any shape.
         divisor: Rounded to float32.
-        out: float32, contiguous, of the same shape, overwritten. None: `values` itself. Not
-            checked: that other memory does not overlap that of `values`.
+        out: float32, contiguous, of the same shape, overwritten. `None`: `values` itself. Not
+            checked: that `out` does not overlap `values` in part.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
     """

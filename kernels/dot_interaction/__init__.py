@@ -13,7 +13,7 @@ __all__ = ["dot_interaction", "dot_interaction_backward"]
 def dot_interaction(
     dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor, backend: str = "auto"
 ) -> torch.Tensor:
-    """DLRM's interaction: a sample's dense row, then the dot products of all pairs of its rows.
+    """DLRM's interaction: a sample's dense row, then the dot products of all pairs of rows.
 
     A sample has one dense row and F embedding rows. Pairs are in the order of torch.triu_indices.
 
@@ -22,7 +22,7 @@ def dot_interaction(
     Args:
         dense: float32 [B, D]. May be a view with a row stride.
         values: float32 [U, D]. May be a view with a row stride.
-        places: int64 [B * F], contiguous. Which row of `values` each (sample, feature) is.
+        places: int64 [B * F], contiguous. The row of `values` for every (sample, feature).
 
     Returns a new float32 [B, D + F (F + 1) / 2].
 
@@ -64,9 +64,9 @@ def dot_interaction_backward(
     backend: str = "auto",
     sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of `dense` and of `values`, from those of the result of `dot_interaction`.
+    """Gradients of `dense` and of `values`, from the gradients of the result of `dot_interaction`.
 
-    Each row's gradients are summed in the order of `places`. So the bits are the same on every
+    The gradients of a row are summed in the order of `places`. So the bits are the same on every
     machine, but for the sign and payload of NaNs.
 
     Args:
@@ -74,7 +74,7 @@ def dot_interaction_backward(
         dense: As in `dot_interaction`.
         values: As in `dot_interaction`.
         places: As in `dot_interaction`.
-        sums: float32 [U, D], contiguous, overwritten by the gradients of `values`. None: new
+        sums: float32 [U, D], contiguous, overwritten by the gradients of `values`. `None`: new
             memory.
 
     Returns float32 [B, D], new, and float32 [U, D].
@@ -133,7 +133,7 @@ def _zero_unseen(sums: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
 def _checked(
     dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor, backend: str
 ) -> tuple[str, int]:
-    """The backend that will run, and F."""
+    """Check the arguments; return the backend and F."""
     check.matrix("dense", dense, (torch.float32,))
     check.matrix("values", values, (torch.float32,))
     check.row_numbers("places", places, values.shape[0])

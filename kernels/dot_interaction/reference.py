@@ -1,4 +1,4 @@
-"""The definition, in the same order of additions; runs on any device."""
+"""The definition, in the order of additions of all backends; runs on any device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LANES = 16
 
 
 def _rows(dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
-    """The rows of each sample, dense first, [B, F + 1, D]."""
+    """The rows of all samples, the dense row first, [B, F + 1, D]."""
     batch, width = dense.shape
     features = places.shape[0] // batch if batch else 0
     return torch.cat((dense.unsqueeze(1), values[places].view(batch, features, width)), dim=1)
@@ -34,7 +34,7 @@ def forward(dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
 def backward(
     gradients: Tensor, dense: Tensor, values: Tensor, places: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(gradients of dense [B, D], of each sample's other rows [B, F, D])."""
+    """Gradients of the dense rows, [B, D], and of the embedding rows, [B, F, D]."""
     rows, width = _rows(dense, values, places), dense.shape[1]
     count = rows.shape[1]
     first, second = torch.triu_indices(count, count, offset=1, device=dense.device)

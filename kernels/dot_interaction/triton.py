@@ -1,7 +1,7 @@
 """The GPU kernels: blocks of pairs of a sample forward, all rows of a sample backward.
 
-Every product is rounded before it is added, in README.md's order. Gradients of a sample's rows are
-written one by one and then summed by `scatter_add`, which takes them in their order.
+Every product is rounded before the addition, in README.md's order. Gradients of a sample's rows are
+written row by row. `scatter_add` then sums the gradients in order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _forward(
     PAIRS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`pairs`, int32 [2, pairs]: the first and the second row of each."""
+    """Forward pass. `pairs`, int32 [2, pairs], has the first and the second row of every pair."""
     ALL: tl.constexpr = FEATURES * (FEATURES + 1) // 2
     sample = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS)
@@ -54,7 +54,7 @@ def _forward(
         x = tl.load(_columns(left, column, VECTOR), mask=mask, other=0.0)
         y = tl.load(_columns(right, column, VECTOR), mask=mask, other=0.0)
         sums += x * y
-    # Each addition has two operands, so its order cannot vary.
+    # An addition of two operands has no other order.
     eight = tl.sum(tl.reshape(sums, (PAIRS, 2, 8)), axis=1)
     four = tl.sum(tl.reshape(eight, (PAIRS, 2, 4)), axis=1)
     two = tl.sum(tl.reshape(four, (PAIRS, 2, 2)), axis=1)
@@ -68,7 +68,7 @@ def _forward(
 
 @triton.jit
 def _row(dense, values, values_stride, places, number, mask, VECTOR: tl.constexpr):
-    """Pointers to rows of a sample: 0 is `dense`, and `number` n at place n - 1."""
+    """Pointers to rows of a sample: row 0 is `dense`, row n is at place n - 1 of `places`."""
     place = tl.load(places + number - 1, mask=mask & (number > 0), other=0)
     return tl.where(number == 0, dense, values + place * values_stride * VECTOR)
 
@@ -157,13 +157,13 @@ def backward(
     features: int,
     sums: Tensor,
 ) -> Tensor:
-    """The gradients of `dense`; those of `values` are written to `sums`."""
+    """Return the gradients of `dense`, and write the gradients of `values` to `sums`."""
     batch, dimension = dense.shape
     of_dense = torch.empty(batch, dimension, device=dense.device)
     of_rows = torch.empty(batch * features, dimension, device=dense.device)
     vector = vector_of(dense, values, of_dense, of_rows)
     rows = triton.next_power_of_2(features + 1)
-    # of 2 or more: Triton ends the process over a gather from rows of one element
+    # at least 2: Triton ends the process over a gather from rows of one element
     block = min(max(16, _ELEMENTS // rows), max(2, triton.next_power_of_2(dimension)))
     _backward[(batch, triton.cdiv(dimension, block))](
         of_dense,
@@ -191,7 +191,7 @@ def backward(
 
 @cache
 def _pairs(features: int, device: torch.device) -> Tensor:
-    """Int32 [2, pairs]."""
+    """The numbers of the two rows of every pair, int32 [2, pairs]."""
     return torch.triu_indices(
         features + 1, features + 1, offset=1, dtype=torch.int32, device=device
     )

@@ -24,17 +24,17 @@ def hash_uniform(
 ) -> torch.Tensor:
     """Initial values of rows, uniform in [-bound, bound).
 
-    The value of (row, column) depends neither on D nor on which other rows are asked for. The
-    formula is in README.md.
+    The value of (row, column) depends neither on D nor on the choice of rows. The formula is in
+    README.md.
 
     Legend: n rows, D columns.
 
     Args:
         seed: From 0 to 2^64 - 1.
-        table: From 0 to 2^64 - 1 for all rows, or one number per row: int64 [n], contiguous.
-        rows: int64 [n], contiguous, none negative. In any order; may repeat.
+        table: A number from 0 to 2^64 - 1 for all rows, or a number per row: int64 [n], contiguous.
+        rows: int64 [n], contiguous, not negative. In any order; may repeat.
         dimension: D, at least 0.
-        bound: One for all rows, or float32 [n], contiguous.
+        bound: A bound for all rows, or float32 [n], contiguous.
 
     Returns a new float32 [n, D].
 
@@ -79,20 +79,20 @@ def begin_rows(
     bound: float | torch.Tensor,
     backend: str = "auto",
 ) -> None:
-    """Write initial values into those of some rows that were never updated.
+    """Write initial values into the never updated rows among some rows.
 
-    `weights[targets[i]]` becomes the initial value of `rows[i]` where `touched[targets[i]]` is 0.
-    A GPU does it in one launch, and nobody waits to learn how many there are.
+    `weights[targets[i]]` becomes the initial value of `rows[i]` if `touched[targets[i]]` is 0. A
+    GPU needs one launch, and nobody waits for the number of new rows.
 
-    Legend: R rows of D floats, n of them named.
+    Legend: R rows of D floats, n named rows.
 
     Args:
         weights: float32 [R, D], changed. May be a view with a row stride.
         touched: float32 [R]; elements may be apart. Not changed.
-        targets: int64 [n], contiguous, each at most once (not checked).
+        targets: int64 [n], contiguous, without repetitions (not checked).
         seed: As in `hash_uniform`.
         table: As in `hash_uniform`.
-        rows: As in `hash_uniform`: numbers in their table.
+        rows: As in `hash_uniform`: row numbers in the table.
         bound: As in `hash_uniform`.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
@@ -126,7 +126,7 @@ def begin_rows(
 
 @dataclass(frozen=True)
 class _Given:
-    """Checked arguments; a step is 0 where all rows share one element."""
+    """Checked arguments; a step is 0 if all rows share one element."""
 
     tables: torch.Tensor
     table_step: int
@@ -164,7 +164,7 @@ class _Given:
 def _per_row(
     name: str, given: float | torch.Tensor, dtype: torch.dtype, rows: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """`given` as a tensor, and the step from one row's value to the next: 0 if all share one."""
+    """`given` as a tensor, and the step from one row's value to the next: 0 for a shared value."""
     if not isinstance(given, torch.Tensor):
         return torch.full((1,), given, dtype=dtype, device=rows.device), 0
     if given.dtype != dtype:

@@ -35,7 +35,7 @@ def mix_number(z: int) -> int:
 
 
 def shift_right(z: torch.Tensor, bits: int) -> torch.Tensor:
-    """A shift that brings in zeros, also where int64 is negative."""
+    """A logical shift to the right: zeros come in, also for negative int64."""
     shifted: torch.Tensor = (z >> bits) & (2 ** (64 - bits) - 1)
     return shifted
 

@@ -1,4 +1,4 @@
-"""The GPU kernel: values of rows, or of those rows alone that were never updated."""
+"""The GPU kernel: initial values of all rows, or of the never updated rows alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _fill(
     VECTOR: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """`BEGUN`: write to rows `targets` of `out` those of which `touched` is 0."""
+    """Fill `out`; with `BEGUN`, only the rows of `targets` with `touched` of 0."""
     STEP: tl.constexpr = 0x9E3779B97F4A7C15
     i, piece = row_and_piece(PER_ROW, COUNT)
     wanted = i < n
@@ -73,7 +73,7 @@ def fill(
     out: Tensor,
     begun: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """All of `out`; with `begun`, (targets, touched), rows of it that were never updated."""
+    """Fill `out`; with `begun`, (targets, touched), only the never updated rows of `targets`."""
     n, dimension = len(rows), out.shape[1]
     targets, touched = (rows, out) if begun is None else begun
     vector = vector_of(out)

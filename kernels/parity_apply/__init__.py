@@ -19,7 +19,8 @@ def parity_apply(
 ) -> None:
     """Add multiples of deltas to parity rows, over GF(2^8), in place.
 
-    `parity[rows[i]] ^= coefficients[i] * delta[i]`, modulo 0x11d. The same call again undoes it.
+    `parity[rows[i]] ^= coefficients[i] * delta[i]`, modulo 0x11d. A second equal call undoes the
+    first call.
 
     Legend: P parity rows of W bytes, n deltas.
 
@@ -28,9 +29,10 @@ def parity_apply(
         rows: int64 [n], contiguous. In any order; may repeat.
         coefficients: uint8 [n], contiguous, or one int from 0 to 255 for all. 1 is a plain XOR, 0
             does nothing.
-        delta: uint8 [n, W], rows contiguous. Not checked: that its memory is not that of `parity`.
-        unique: Whether no row comes twice (not checked). Then a GPU needs no atomics. A CPU does
-            the same either way.
+        delta: uint8 [n, W], rows contiguous. Not checked: that `delta` and `parity` share no
+            memory.
+        unique: Whether no row comes twice (not checked). A GPU then needs no atomics. A CPU ignores
+            `unique`.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
     """

@@ -1,4 +1,4 @@
-"""The definition: one row after the other, products from a table."""
+"""The definition: row by row, with products from a table."""
 
 from __future__ import annotations
 

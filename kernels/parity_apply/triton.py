@@ -1,6 +1,6 @@
-"""The GPU kernel: pieces of 16 bytes, rows that repeat by atomic XOR.
+"""The GPU kernel: pieces of 16 bytes, with atomic XOR for repeated rows.
 
-XOR has no order, so atomics of integers give the same bits every time.
+XOR has no order, so atomic XOR of integers gives the same bits every time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _xor_rows(
 def apply(
     parity: Tensor, rows: Tensor, coefficients: Tensor | int, delta: Tensor, unique: bool
 ) -> None:
-    """As in the package; `coefficients`, if it is a number, is not 0."""
+    """As in the package. A single number for `coefficients` must not be 0."""
     parity, delta = as_words(parity, delta)
     if not unique and parity.dtype == torch.uint8:  # atomics are of words: sum by row first
         rows, places = rows.unique(return_inverse=True)

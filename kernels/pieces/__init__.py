@@ -1,4 +1,4 @@
-"""Copy many pieces of memory in one call: messages of all ranks packed, or their rows collected."""
+"""Copy many pieces of memory in one call, to pack messages to all ranks or to collect rows."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _NOTHING = (0, 0, 0, 0, 0, 0, 0)
 
 
 class Piece(NamedTuple):
-    """Rows to copy: a contiguous CPU tensor, or some of its rows.
+    """Rows to copy: a contiguous CPU tensor, or some rows of the tensor.
 
-    Legend: R rows of B bytes, n of them copied.
+    Legend: R rows of B bytes, n copied rows.
 
     Args:
         source: Contiguous, any dtype. Without `picked` the tensor counts as n rows.
-        at: Byte of `out` at which the copied rows begin.
-        picked: int64 [n], contiguous; may repeat. Row i of the copy is `source[picked[i]]`. None:
-            the rows of `source` in their order.
+        at: The byte of `out` at which the copied rows begin.
+        picked: int64 [n], contiguous; may repeat. Row i of the copy is `source[picked[i]]`. `None`:
+            all rows of `source` in order.
         to: int64 [n], contiguous. Row i goes to row `to[i]` of the rows of B bytes from `at` on.
-            None: the rows follow each other.
+            `None`: the copied rows lie one after the other.
     """
 
     source: Tensor
@@ -44,7 +44,7 @@ def copy_pieces(out: Tensor, pieces: Sequence[Piece], backend: str = "auto") -> 
     Not checked: that `out` shares no memory with a source.
 
     Args:
-        out: Contiguous, on the CPU, any dtype; changed where a piece lies.
+        out: Contiguous, on the CPU, any dtype; changed at the places of the pieces.
         pieces: Any number.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
@@ -97,7 +97,7 @@ def _in_words(number: int, piece: Piece) -> tuple[int, ...]:
     count = picked.numel()
     if to is not None and to.numel() != count:
         raise ValueError(f"piece {number} has {count} rows picked for {to.numel()} places")
-    if not count:  # the address of an empty tensor is null, as of no tensor
+    if not count:  # an empty tensor has the address null, which means no tensor in C++
         return _NOTHING
     height = source.shape[0] if source.dim() else 0
     return (

@@ -1,9 +1,9 @@
-"""Records: the bytes of a row followed by the bytes of its optimizer state.
+"""Records: the bytes of a row, followed by the bytes of the row's optimizer state.
 
-Legend: R rows, n of them named, B bytes per record: the row's D elements, then each state's part.
-`weights` is float32, float16 or bfloat16 [R, D]; each state float32 [R] or [R, width]; all may be
-views with a row stride, if rows are contiguous. `rows` is int64 [n], contiguous. All functions
-raise TypeError or ValueError, with the numbers, before anything is written.
+Legend: R rows, n named rows, B bytes per record: the row's D elements, then the row's part of every
+state tensor. `weights` is float32, float16 or bfloat16 [R, D]. State tensors are float32, [R] or
+[R, width]. All may be views with a row stride, if rows are contiguous. `rows` is int64 [n],
+contiguous. All functions raise TypeError or ValueError, with the numbers, before the first write.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ __all__ = [
 
 @dataclass
 class RecordLog:
-    """A log of rows, each with the XOR of all its deltas since it was appended.
+    """A log of unique rows, with the XOR of all deltas of a row since the row was appended.
 
-    No row is in it twice. Not checked: that `places` agrees with the log.
+    Not checked: that `places` agrees with the log.
 
     Legend: room for C rows, B bytes per record, row numbers below R.
 
     Args:
         rows: int64 [C], contiguous.
         records: uint8 [C, B], contiguous.
-        places: int32 [R], contiguous. 1 more than a row's place in the log, 0 for a row that is not
-            in it. Several logs may share it if none has a row of another.
-        count: How many rows are there, from the first on. On a GPU it may be too large until
-            `settle`: only `counter` is exact.
-        counter: int64 [1], with `count` in it. The "triton" backend needs it, and counts in it, so
-            that nobody waits for a number that the GPU has. None: `count` is exact.
+        places: int32 [R], contiguous. A row's place in the log plus 1, or 0 for a row not in the
+            log. Logs without common rows may share `places`.
+        count: The number of rows in the log. On a GPU `count` may be too large until `settle`, and
+            only `counter` is exact.
+        counter: int64 [1], the number of rows in the log. The "triton" backend needs `counter` and
+            keeps it current on the GPU, so nobody waits for the number. `None`: `count` is exact.
     """
 
     rows: torch.Tensor
@@ -62,7 +62,7 @@ class RecordLog:
             self.count = int(self.counter)
 
     def check_room(self, rows: torch.Tensor) -> None:
-        """Check that this is a log to which all `rows`, int64 [n], can be appended.
+        """Check that the log is valid, and has room to append all `rows`, int64 [n].
 
         Raises TypeError or ValueError, with the numbers.
         """
@@ -89,7 +89,7 @@ class RecordLog:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All of them by name, for messages."""
+        """All tensors of the log by name, for messages."""
         tensors = {"log_rows": self.rows, "log": self.records, "places": self.places}
         return tensors if self.counter is None else {**tensors, "counter": self.counter}
 
@@ -110,7 +110,7 @@ def gather_records(
 
     Args:
         rows: May repeat.
-        out: uint8 [n, B], overwritten. None: new memory.
+        out: uint8 [n, B], overwritten. `None`: new memory.
 
     Returns uint8 [n, B].
     """
@@ -134,14 +134,14 @@ def scatter_records(
     backend: str = "auto",
     picked: torch.Tensor | None = None,
 ) -> None:
-    """Overwrite rows and their state with records.
+    """Overwrite rows and optimizer state with records.
 
     Not checked: that no row repeats.
 
     Args:
         records: uint8 [n, B].
-        picked: int64 [n], contiguous; may repeat. `records[picked]` is taken in place of `records`,
-            which may then have any number of rows.
+        picked: int64 [n], contiguous; may repeat. `records[picked]` takes the place of `records`.
+            `records` may then have any number of rows.
     """
     parts = _parts(weights, state, rows)
     if picked is None:
@@ -160,10 +160,10 @@ def xor_records(
     delta: torch.Tensor,
     backend: str = "auto",
 ) -> None:
-    """XOR deltas into rows and their state: undo an update, or apply it again.
+    """XOR deltas into rows and optimizer state: undo an update, or apply an update again.
 
     Args:
-        rows: May repeat on "cpu". Elsewhere each is there at most once (not checked).
+        rows: May repeat on "cpu". On other backends without repetitions (not checked).
         delta: uint8 [n, B].
     """
     parts = _parts(weights, state, rows)
@@ -174,10 +174,10 @@ def xor_records(
 def merge_records(
     log: RecordLog, rows: torch.Tensor, delta: torch.Tensor, backend: str = "auto"
 ) -> None:
-    """XOR the deltas of rows into a log; rows that it does not have are appended, in their order.
+    """XOR the deltas of rows into a log, and append rows not yet in the log, in order.
 
     Args:
-        rows: None twice (not checked).
+        rows: Without repetitions (not checked).
         delta: uint8 [n, B].
     """
     log.check_room(rows)

@@ -1,4 +1,4 @@
-"""The GPU kernels: a launch for each part of a record, and the merging into a log."""
+"""The GPU kernels: a launch for every part of a record, and the merging into a log."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def move(
     records: Tensor,
     picked: Tensor | None = None,
 ) -> None:
-    """One of `gather_records`, `scatter_records` and `xor_records`, part by part."""
+    """Run `gather_records`, `scatter_records` or `xor_records`, part by part."""
     at = 0
     for part in parts:
         width = part.shape[1] * part.element_size()
@@ -85,7 +85,7 @@ def move(
 
 @kernel
 def _ask(places, rows, new, n: tl.int64, COUNT: tl.constexpr):
-    """`new`, int32: 1 for a row that the log does not have yet."""
+    """Write `new`, int32: 1 for a row not yet in the log, else 0."""
     i = tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT)
     inside = i < n
     row = tl.load(rows + i, mask=inside, other=0)
@@ -109,7 +109,10 @@ def _merge(
     VECTOR: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """`rank`, int32, counts the new rows up to each. Places of new rows are written, not read."""
+    """Merge. `rank`, int32, counts the new rows up to every row.
+
+    The kernel writes the places of new rows, and does not read these places.
+    """
     i, piece = row_and_piece(PER_ROW, COUNT)
     inside = i < n
     row = tl.load(rows + i, mask=inside, other=0)

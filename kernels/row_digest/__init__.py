@@ -1,4 +1,4 @@
-"""Sum of hashes of rows: equal rows in any order, and in any parts, come to equal sums."""
+"""Sum of hashes of rows. Equal rows have equal sums, in any order and in any parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ecrm.kernels import check, dispatch, native
 __all__ = ["LANES", "row_digest"]
 
 LANES = 4
-"""Independent hashes of a row, of 64 bits each."""
+"""Number of independent hashes of a row, of 64 bits each."""
 
 
 @cache
@@ -33,12 +33,12 @@ def row_digest(rows: torch.Tensor, numbers: torch.Tensor, backend: str = "auto")
     """The sum of the hashes of numbered rows, int64 [LANES], modulo 2^64.
 
     Sums of parts of a table add up to the sum of the table. A changed bit, and two exchanged rows,
-    change the sum, but for a chance of 2^-128. The hash finds mistakes; it does not resist somebody
-    who looks for equal sums.
+    change the sum, but for a chance of 2^-128. The hash finds mistakes, and does not resist an
+    attacker in search of equal sums.
 
     Args:
         rows: float32 [R, F], contiguous, on the CPU. The bits count: 0.0 and -0.0 differ.
-        numbers: int64 [R], contiguous: the number of each row in its table.
+        numbers: int64 [R], contiguous: the row numbers in the table.
 
     Raises TypeError or ValueError for wrong arguments.
     """

@@ -9,7 +9,7 @@ LOW = 0xFFFF_FFFF
 
 
 def mixed(numbers: torch.Tensor) -> torch.Tensor:
-    """Each number, int64, with every bit of the result depending on every bit of the number.
+    """Hash int64 numbers. Every bit of a result depends on every bit of the number.
 
     The finalizer of MurmurHash3 for 64 bits (Appleby, public domain).
     """
@@ -26,7 +26,7 @@ def _shifted(numbers: torch.Tensor) -> torch.Tensor:
 def row_digest(
     rows: torch.Tensor, numbers: torch.Tensor, keys: torch.Tensor, factors: torch.Tensor
 ) -> torch.Tensor:
-    """As in the package; `keys` and `factors` as of `_keys`."""
+    """As in the package; `keys` and `factors` come from `_keys`."""
     half = keys.shape[1] // 2
     words = F.pad(rows.view(torch.int32), (0, 2 * half - rows.shape[1])).long()
     sums = []

@@ -26,17 +26,17 @@ def scatter_add(
     Legend: U rows of D floats, n rows added.
 
     Args:
-        out: float32 [U, D], changed. Not checked: that its memory is not that of `values`.
+        out: float32 [U, D], changed. Not checked: that `out` and `values` share no memory.
         index: int64 [n], contiguous; may repeat.
         values: float32 [n, D].
-        seen: uint8 [U], contiguous, changed. A row of `out` with 0 here counts as zeros, whatever
-            it holds, and gets 1 when something is added to it. Rows that stay 0 are left as they
-            are. `out` may then be wider than D; what lies beyond `values` becomes zeros. None: all
-            are 1.
+        seen: uint8 [U], contiguous, changed. A row of `out` with `seen` of 0 counts as zeros,
+            whatever its content. The first addition to a row sets `seen` to 1. Rows without
+            addition stay as before. With `seen`, `out` may be wider than D; the columns beyond
+            `values` become zeros. `None`: `seen` is 1 for all rows.
         picked: int64 [n], contiguous; may repeat. `values[picked[i]]` is added in place of
             `values[i]`; `values` may then have any number of rows.
-        unique: Whether no index comes twice (not checked). Then a GPU need not sort them. A CPU
-            does the same either way.
+        unique: Whether no index comes twice (not checked). A GPU then skips a sort. A CPU ignores
+            `unique`.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
     """

@@ -1,7 +1,7 @@
-"""The GPU kernel: the additions to a row in their order, by one warp.
+"""The GPU kernel: one warp makes all additions to a row, in order.
 
-Indices that repeat are sorted first, stable. The warp of the first one adds all of its row. No
-atomics: those of floats would add in any order.
+A stable sort comes first, unless indices are unique. The warp with a row's first index adds all
+values of the row. Atomic additions of floats would have no fixed order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _add(
     REST: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """`index` is unique, or sorted, and `order` says where each of it was."""
+    """Add. `index` is unique or sorted; `order` has the places of the indices before the sort."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     present = i < n
     row = tl.load(index + i, mask=present, other=-1)
@@ -60,7 +60,7 @@ def _add(
     else:
         more = present
         while tl.max(more.to(tl.int32), axis=0) > 0:
-            for _ in tl.static_range(AT_ONCE):  # which are loaded together
+            for _ in tl.static_range(AT_ONCE):  # unrolled: the values are loaded together
                 more = present & (i < n)
                 more = more & (tl.load(index + i, mask=more, other=-1) == row)
                 source = tl.load(order + i, mask=more, other=0)
@@ -95,9 +95,9 @@ def add(
     if not unique:
         index, order = torch.sort(index, stable=True)
     vector = vector_of(values, out[:, :dimension])
-    # of 8 or more: Triton 3.6 ends the process over a loop with a row for every thread of a warp
+    # at least 8: Triton 3.6 ends the process over a loop with a row for every thread of a warp
     block = min(512, max(8, triton.next_power_of_2(dimension)))
-    # a row that repeats is one warp's, whose loads follow each other; else as many as can be asked
+    # repeated rows: one warp adds a row, load after load; unique rows: as many loads as possible
     elements, warps = (ELEMENTS, 4) if unique else (128, 1)
     at_a_time = max(1, elements // block)
     _add[(triton.cdiv(len(index), at_a_time), triton.cdiv(dimension, block))](

@@ -1,4 +1,4 @@
-"""Optimizers of embedding rows that also tell, in the same pass, which bits have changed."""
+"""Optimizers of embedding rows, with the changed bits of every row from the same pass."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ecrm.kernels.records import RecordLog, merge_records, record_bytes
 __all__ = ["OPTIMIZERS", "sparse_update", "state_widths"]
 
 _LOGGED_BYTES = 1 << 18
-"""Bytes of deltas that are computed at a time on their way to a log.
+"""Bytes of deltas computed at a time, before the merging into a log.
 
-They stay in a second-level cache. With 16 KiB it takes an eighth longer.
+The deltas stay in a second-level cache. With 16 KiB the update takes an eighth longer.
 """
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
@@ -24,7 +24,7 @@ OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
 @dataclass(frozen=True)
 class Hyper:
-    """The optimizer's numbers, each rounded once to float32, as every backend uses them."""
+    """The optimizer's numbers, rounded once to float32 for all backends."""
 
     learning_rate: float
     eps: float
@@ -34,8 +34,8 @@ class Hyper:
     one_minus_beta2: float
     correction1: float  # 1 - beta1^step
     correction2: float  # 1 - beta2^step
-    l2: float  # weight decay that is added to gradients
-    keep: float  # what weights are multiplied by: 1 - lr * decoupled weight decay
+    l2: float  # weight decay added to gradients
+    keep: float  # factor of weights: 1 - lr * decoupled weight decay
 
     @classmethod
     def of(
@@ -110,11 +110,11 @@ def sparse_update(
     marks: torch.Tensor | None = None,
     backend: str = "auto",
 ) -> None:
-    """Do one optimizer step on the given rows, in place, and tell which bits it changed.
+    """Do one optimizer step on the given rows, in place; changed bits go to `delta` or `log`.
 
-    All backends agree to the last bit, but for the sign and payload of NaNs. Formulas, the order of
-    operations and how close they are to FBGEMM's are in README.md. All matrices may be views with a
-    row stride if rows are contiguous.
+    All backends agree to the last bit, but for the sign and payload of NaNs. README.md has the
+    formulas, the order of operations, and a comparison with FBGEMM. All matrices may be views with
+    a row stride if rows are contiguous.
 
     Legend: R rows of D elements, n rows touched, B bytes per record (see `ecrm.kernels.records`).
 
@@ -122,23 +122,23 @@ def sparse_update(
         weights: float32, float16 or bfloat16 [R, D], changed.
         state: float32, changed. () for "sgd"; ([R] or [R, 1],) for "rowwise_adagrad"; ([R, D],) for
             "adagrad"; ([R, D] first moment, [R, D] second moment) for "adam".
-        rows: int64 [n], contiguous, each at most once (not checked).
+        rows: int64 [n], contiguous, without repetitions (not checked).
         gradients: float32 [n, D], already summed over all occurrences of a row.
-        step: Counts from 1. Used by "adam" only, as `betas` are.
-        weight_decay: Of the given rows alone. Zero leaves every bit as it is without.
-        decoupled: Whether weights shrink by lr * weight_decay first, as in AdamW, or weight_decay
-            times the weights is added to the gradients (L2).
-        delta: uint8 [n, B], overwritten by old bits XOR new bits of each record. None: not wanted.
-            With float32 weights it may begin at the address of `gradients`, with the same row
-            stride, and takes their place. Any other overlap is not checked.
-        log: Gets the deltas merged into it, as by `merge_records`, with zeros beyond B bytes. None:
-            not wanted. Not together with `delta`.
-        marks: float32 [R], changed; elements may be apart. 0 for a row that is updated for the
-            first time, else 1. The delta takes the old bits of its weights for zeros: its record
-            was zeros, whatever `begin_rows` has put there. Marks of all `rows` become 1. A record
-            then has the mark last, four bytes more. A wider delta or log has it last, too: what
-            lies before it, beyond the state, is left as it is in a delta, and zeros in a log.
-            None: nothing is marked.
+        step: Counts from 1. Only "adam" uses `step` and `betas`.
+        weight_decay: Decay of the given rows alone. Zero gives the same bits as no decay.
+        decoupled: True: weights first shrink by lr * weight_decay, as in AdamW. False: gradients
+            get weight_decay times the weights added (L2).
+        delta: uint8 [n, B], overwritten by old bits XOR new bits of the records. `None`: no delta.
+            With float32 weights `delta` may begin at the address of `gradients`, with the same row
+            stride, and replaces the gradients. Other overlaps are not checked.
+        log: A log that gets the deltas, as by `merge_records`, with zeros beyond B bytes. `None`:
+            no log. Not together with `delta`.
+        marks: float32 [R], changed; elements may be apart. 0 for a row never updated, else 1. For a
+            row never updated the delta counts the old weights as zeros, because the row's record
+            was zeros before `begin_rows`. Marks of all `rows` become 1. With marks a record has
+            four bytes more, the mark at the end. In a wider delta or log the mark is also at the
+            end. The bytes between state and mark stay unchanged in a delta, and are zeros in a log.
+            `None`: no marks.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
     """
@@ -216,9 +216,9 @@ def _mark(
     delta: torch.Tensor | None,
     log: RecordLog | None,
 ) -> None:
-    """Mark rows; deltas of those at the places `fresh` become their records.
+    """Mark rows, and replace the deltas at the places `fresh` by the rows' new records.
 
-    With what `_update_on_cpu` wrote: the bits of states, which were zeros.
+    `_update_on_cpu` wrote the bits of states already: the states were zeros before.
     """
     marks[rows] = 1.0
     records, places = delta, fresh

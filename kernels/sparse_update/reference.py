@@ -1,4 +1,4 @@
-"""The definition: torch operations, each rounded on its own, in the order that README.md gives."""
+"""The definition: torch operations, rounded one by one, in the order of README.md."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def new_values(
 
 
 def sum_of_squares(g: torch.Tensor) -> torch.Tensor:
-    """float32 [n, 1]: eight partial sums, element d in sum d mod 8, then added in pairs."""
+    """Sum of squares of a row, float32 [n, 1].
+
+    Eight partial sums, element d in sum d mod 8, are added in pairs.
+    """
     n, dimension = g.shape
     padded = torch.zeros(n, -(-dimension // 8) * 8, dtype=torch.float32, device=g.device)
     padded[:, :dimension] = g
@@ -86,7 +89,7 @@ def sum_of_squares(g: torch.Tensor) -> torch.Tensor:
 def square_root(values: torch.Tensor) -> torch.Tensor:
     """The correctly rounded root.
 
-    Torch's own on a CPU comes from MKL and is sometimes one unit off in the last place.
+    Torch's root on a CPU comes from MKL and is sometimes one unit off in the last place.
     """
     return (
         torch.from_numpy(np.sqrt(values.numpy()))
@@ -98,9 +101,9 @@ def square_root(values: torch.Tensor) -> torch.Tensor:
 def fused_multiply_add(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """a * b + c of float32 tensors, rounded once.
 
-    The product is exact in float64. The sum is first rounded to odd there, which a second rounding
-    to float32 cannot spoil (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums",
-    2008); the error of the float64 sum is Knuth's two-sum.
+    The product is exact in float64. The float64 sum is rounded to odd, and the second rounding, to
+    float32, is then correct (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums",
+    2008). The error of the float64 sum comes from Knuth's two-sum.
     """
     product, addend = a.double() * b.double(), c.double()
     total = product + addend

@@ -1,8 +1,8 @@
 """The GPU kernels: operations in README.md's order, and old XOR new bits in the same pass.
 
-Division and roots are the correctly rounded ones, and multiply-adds are fused only where the
-definition fuses them, so that the bits are those of every other backend. What is written depends on
-all that was read from there, so the delta may lie over the gradients.
+Division and roots are correctly rounded. Multiply-adds are fused only as in the definition. So all
+backends give the same bits. A program writes to memory only after all reads of the same memory, so
+the delta may lie over the gradients.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def _update_elements(
     VECTOR: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """SGD, Adagrad and Adam: every element by itself."""
+    """SGD, Adagrad and Adam: every element is independent."""
     i, piece = row_and_piece(PER_ROW, COUNT)
     inside = i < n
     row = tl.load(rows + i, mask=inside, other=0)
     mask = inside[:, None]
-    if WITH_MARKS:  # asked for with the row's own numbers, before anything is stored
+    if WITH_MARKS:  # loaded with the row's elements, before the first store
         began = tl.load(marks + row * marks_stride, mask=inside, other=1.0) == 0
     zero = tl.zeros((COUNT, VECTOR), tl.float32)
     g = tl.load(pieces(gradients, i, gradients_stride, piece, VECTOR), mask=mask, other=0.0)
@@ -143,14 +143,14 @@ def _update_rows(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Row-wise Adagrad: whole rows, of whose gradients the squares are summed first."""
+    """Row-wise Adagrad on whole rows: the squares of a row's gradient are summed first."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     present = i < n
     row = tl.load(rows + i, mask=present, other=0)
     column = tl.arange(0, BLOCK)
     mask = present[:, None] & (column < DIMENSION)[None, :]
     place = columns(weights, row, weights_stride, column, VECTOR)
-    old = tl.load(place, mask=mask, other=0.0)  # asked for before the squares are summed
+    old = tl.load(place, mask=mask, other=0.0)  # loaded before the sum of squares
     old_h = tl.load(state + row * state_stride, mask=present, other=0.0)
     partial = tl.zeros((ROWS, 8), tl.float32)
     if UNROLLED:
@@ -167,7 +167,7 @@ def _update_rows(
             )  # fmt: skip
     # in the first-level cache by now
     g = tl.load(columns(gradients, i, gradients_stride, column, VECTOR), mask=mask, other=0.0)
-    # Threads read what others write: the state, and gradients below the delta.
+    # Threads read memory written by other threads: the state, and gradients below the delta.
     tl.debug_barrier()
     mean = tl.div_rn(_sum_of_eight(partial, ROWS), tl.zeros((ROWS,), tl.float32) + DIMENSION)
     h = old_h + mean
@@ -214,9 +214,9 @@ def _squares(
 
 @triton.jit
 def _sum_of_eight(partial, ROWS: tl.constexpr):
-    """Sum pairs, then pairs of pairs, then both.
+    """Sum pairs, then pairs of pairs, then the last two sums.
 
-    Each addition has two operands, so its order cannot vary.
+    An addition of two operands has no other order.
     """
     fours = tl.sum(tl.reshape(partial, (ROWS, 4, 2)), axis=2)
     pairs = tl.sum(tl.reshape(fours, (ROWS, 2, 2)), axis=2)
@@ -227,7 +227,7 @@ def _sum_of_eight(partial, ROWS: tl.constexpr):
 def _as_weights(value, old):
     """float32 rounded to the type of the old weights, to nearest and ties to even.
 
-    bfloat16 is rounded by hand, because Triton's interpreter truncates it.
+    bfloat16 is rounded by hand, because Triton's interpreter truncates.
     """
     if old.dtype == tl.bfloat16:
         bits = value.to(tl.uint32, bitcast=True)
@@ -298,7 +298,7 @@ def _run_elements(
         three = (matrices + matrices[:1] * 2)[:3]
         return [number for m in three for number in (m, m.stride(0) // vector)]
 
-    # half as many where doubles or two states take registers
+    # half as many if doubles or two states take registers
     elements = ELEMENTS if optimizer == "sgd" else ELEMENTS // 2
     _update_elements[programs(n, per_row, vector, elements)](
         *strided(parts),
@@ -374,9 +374,9 @@ def _run_rows(
 
 
 def _change_views(parts: list[Tensor], delta: Tensor) -> list[Tensor]:
-    """Integers of the parts' element sizes over `delta`'s memory.
+    """Views of `delta`'s memory for all parts, as integers of the parts' element sizes.
 
-    A part whose place in `delta` is not aligned gets new memory.
+    A part without an aligned place in `delta` gets new memory.
     """
     views, at = [], 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""The GPU kernels: keys, torch's sort, and where each row went."""
+"""The GPU kernels: keys, torch's sort, and the places of the rows after the sort."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrm.kernels.triton_rows import kernel
 _ROWS = 1024  # of a program
 
 LARGEST = 1 << 62
-"""Row numbers are below it. It leaves a key room for the unit."""
+"""The bound of row numbers. A key keeps room for the unit."""
 
 
 @kernel
@@ -25,7 +25,7 @@ def _key(rows, keys, n: tl.int64, units: tl.int64, span: tl.int64, ROWS: tl.cons
 
 @kernel
 def _first(keys, first, n: tl.int64, ROWS: tl.constexpr):
-    """`first`, int64: 1 where the sorted key differs from the one before."""
+    """Write `first`, int64: 1 for a sorted key different from the key before, else 0."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     key = tl.load(keys + i, mask=i < n, other=0)
     before = tl.load(keys + i - 1, mask=(i > 0) & (i < n), other=-1)
@@ -44,7 +44,7 @@ def _place(
     span: tl.int64,
     ROWS: tl.constexpr,
 ):
-    """`ranks`, int64: how many different keys there are up to each."""
+    """Write unique rows and places. `ranks`, int64, counts the different keys up to every key."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = i < n
     key = tl.load(keys + i, mask=inside, other=0)
@@ -56,7 +56,7 @@ def _place(
 
 
 def unique_by_unit(rows: Tensor, units: int) -> tuple[Tensor, Tensor]:
-    """As in the package. Waits for the GPU, once: for how many different rows there are."""
+    """As in the package. Waits for the GPU once, for the number of different rows."""
     unique, places, keys = (torch.empty_like(rows) for _ in range(3))
     n, span = len(rows), LARGEST // units + 1
     if not n:
