@@ -1,7 +1,7 @@
-// Compiles the file named by ECRM_LOOPS once per instruction set, each time in a namespace of the
-// set's name, so that one library runs on every machine and each set can be forced in a test.
+// Compiles the file named by ECRM_LOOPS once per instruction set, in a namespace of the set's name.
+// So one library runs on every machine, and a test can force every set.
 //
-// No templates in such a file: GCC forgets the target of a template before it instantiates it. Use
+// The file must not have templates: GCC forgets a template's target before the instantiation. Use
 // ECRM_INLINE functions with constant arguments instead.
 #include "native.h"
 

@@ -1,4 +1,4 @@
-// Instruction sets (which the machine has, which is used) and the tables of GF(2^8).
+// Instruction sets (supported by the machine, in use) and the tables of GF(2^8).
 #include "native.h"
 
 namespace ecrm {
@@ -63,7 +63,7 @@ ECRM_ENTRY int ecrm_best_instruction_set() { return ecrm::best_supported(); }
 
 ECRM_ENTRY int ecrm_instruction_set() { return ecrm::instruction_set; }
 
-// Returns 0, or -1 and changes nothing where the machine lacks the set.
+// Returns 0. If the machine does not support the set, returns -1 and changes nothing.
 ECRM_ENTRY int ecrm_use_instruction_set(int set) {
   if (set < 0 || set > ecrm::best_supported()) return -1;
   ecrm::instruction_set = set;
@@ -73,7 +73,7 @@ ECRM_ENTRY int ecrm_use_instruction_set(int set) {
 // The position of the first row number outside 0..limit-1, or -1. limit is at least 0.
 ECRM_ENTRY int64_t ecrm_first_outside(const int64_t* rows, int64_t n, int64_t limit) {
   const uint64_t largest = static_cast<uint64_t>(limit) - 1;
-  uint64_t outside = 0;  // its top bit: some row is negative, or larger than the largest
+  uint64_t outside = 0;  // the top bit is set if a row is negative, or larger than the largest
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t row = static_cast<uint64_t>(rows[i]);
     outside |= row | (largest - row);

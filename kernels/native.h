@@ -1,4 +1,4 @@
-// What every operation's C++ shares: the C entry macro, the instruction sets, the tables of
+// Declarations shared by all operations: the C entry macro, the instruction sets, the tables of
 // GF(2^8).
 #pragma once
 
@@ -16,25 +16,25 @@
 
 namespace ecrm {
 
-// Numbers shared with native.py. A larger number is preferred where the machine has it.
+// Numbers shared with native.py. The largest number supported by the machine is preferred.
 enum InstructionSet { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kGfni = 3, kInstructionSets = 4 };
 
-// The set in use: the best the machine has, or the one forced by ecrm_use_instruction_set.
+// The set in use: the machine's best set, or the set forced by ecrm_use_instruction_set.
 extern int instruction_set;
 
 // Tables of GF(2^8) modulo x^8 + x^4 + x^3 + x^2 + 1 (0x11d), filled when the library is loaded.
 struct FieldTables {
   uint8_t low[256][16];   // low[c][v]  = c * v          for the low four bits of a byte
   uint8_t high[256][16];  // high[c][v] = c * (v << 4)   for the high four bits
-  uint64_t affine[256];   // multiplication by c as the 8 x 8 bit matrix that vgf2p8affineqb takes
+  uint64_t affine[256];   // multiplication by c as an 8 x 8 bit matrix for vgf2p8affineqb
 };
 extern FieldTables field;
 
-// Asks for the memory of a scattered row, to write it soon (kWritten) or only to read it. Four
-// cache lines at a time without a branch: short loops cost more in wrongly guessed branches than
-// the work inside them. Of a long row only the beginning; the hardware guesses the rest. A
-// template, since what __builtin_prefetch is told must be constant; outside of files that are
-// compiled once per set, so GCC cannot forget the target.
+// Prefetches a scattered row, to write the row soon (kWritten) or only to read. Takes four cache
+// lines at a time without a branch: in short loops, wrongly guessed branches cost more than the
+// work. Of a long row only the beginning is fetched; the hardware fetches the rest by itself. A
+// template, because the arguments of __builtin_prefetch must be constants. The template is outside
+// of the files compiled once per set, so GCC cannot forget the target.
 template <int kWritten = 1>
 ECRM_INLINE void fetch_row(const uint8_t* row, int64_t bytes) {
   if (bytes > 2048) bytes = 2048;
@@ -49,7 +49,7 @@ ECRM_INLINE void fetch_row(const uint8_t* row, int64_t bytes) {
   if (one_more_line) __builtin_prefetch(row + bytes - 1, kWritten, 3);
 }
 
-// Picks the loop compiled for the set in use from a table with one entry per set.
+// Picks the loop of the set in use, from a table with an entry per set.
 #if defined(ECRM_X86)
 #define ECRM_PICK(loop)                                                              \
   ((decltype(&ecrm::portable::loop) const[]){ecrm::portable::loop, ecrm::avx2::loop, \

@@ -4,8 +4,9 @@
 
 constexpr int64_t kMostUnits = 255;
 
-// `units` and `outputs` are k and wanted base pointers (each at most 255), with a stride in bytes
-// between the n rows of each. Arguments were checked by the caller; outputs overlap nothing.
+// `units` has k base pointers, `outputs` has `wanted` base pointers; k and wanted are at most 255.
+// Units and outputs have n rows with a stride in bytes. The caller has checked the arguments;
+// outputs overlap no memory.
 ECRM_ENTRY void ecrm_decode(const uint8_t* const* units, const int64_t* unit_strides, int64_t k,
                             const uint8_t* matrix, int64_t wanted, uint8_t* const* outputs,
                             const int64_t* output_strides, int64_t n, int64_t width) {

@@ -1,8 +1,8 @@
 // Compiled once per instruction set by each_set.h.
 
-// `lanes` lanes of outputs [first, first + count), from position `at` on: every unit is read once
-// for them all, and a coefficient is looked at once for all lanes. `part` > 0: one lane of which
-// only so many bytes exist.
+// Computes `lanes` lanes of the outputs [first, first + count), from position `at` on. A unit is
+// read once for all outputs, and a coefficient once for all lanes. With `part` > 0 there is a
+// single lane, with only `part` bytes.
 ECRM_INLINE void decode_lanes(const uint8_t* const* units, int64_t k, const uint8_t* matrix,
                               int64_t first, int count, uint8_t* const* outputs, int64_t at,
                               int lanes, int64_t part) {

@@ -1,4 +1,4 @@
-// out[i] = values[i] / divisor, and whether all are finite; see README.md.
+// out[i] = values[i] / divisor, and a test that all quotients are finite; see README.md.
 #define ECRM_LOOPS "divide/loops.h"
 #include "each_set.h"
 

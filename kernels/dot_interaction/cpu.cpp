@@ -1,6 +1,6 @@
 // Dot products of every pair of rows of a sample, and back; see README.md. Strides count floats.
-// `room` has space for ecrm_dot_interaction_room(features, dimension) floats, all zero; `seen`,
-// zeros, says in the end which rows of `sums` were written.
+// `room` has space for ecrm_dot_interaction_room(features, dimension) floats, all zero. `seen`,
+// zeros at first, becomes 1 for the written rows of `sums`.
 #define ECRM_LOOPS "dot_interaction/loops.h"
 #include "each_set.h"
 

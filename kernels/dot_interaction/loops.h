@@ -1,7 +1,7 @@
 // Compiled once per instruction set by each_set.h.
 
-// Sixteen floats whatever the instruction set, which decides only in how many registers they lie:
-// so the order of the additions, and with it every bit, is the same on all.
+// Sixteen floats, on every instruction set. The set decides only the number of registers. So the
+// order of the additions, and every bit, is equal on all sets.
 constexpr int64_t kSixteen = 16, kParts = kSixteen / kFloats;
 struct Sixteen {
   Floats part[kParts];
@@ -39,7 +39,7 @@ ECRM_INLINE Four load4(const float* from) {
   return value;
 }
 
-// The sums of all lanes of each of four: lane + lane 8 further, then 4, 2, 1.
+// The sums of the sixteen floats of four vectors: adds halves 8 floats apart, then 4, 2, 1.
 ECRM_INLINE Four sums_of_four(const Sixteen* four) {
   Four left[4];
 #pragma GCC unroll 8
@@ -56,8 +56,8 @@ ECRM_INLINE Four sums_of_four(const Sixteen* four) {
   return __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, odd);
 }
 
-// The rows of one sample, dense first, one after the other in `room`, each `padded` floats wide.
-// What lies behind a row's end in `room` is zero and stays so.
+// Copies the rows of a sample to `room`, the dense row first. A row takes `padded` floats. The
+// floats behind the end of a row are zero, and stay zero.
 ECRM_INLINE void collect(float* room, int64_t padded, const float* dense, const float* values,
                          int64_t value_stride, const int64_t* places, int64_t features,
                          int64_t dimension) {
@@ -89,7 +89,7 @@ static void forward(float* out, int64_t out_stride, const float* dense, int64_t 
     for (int64_t i = 0; i + 1 < rows; ++i) {
       const float* left = room + i * padded;
       for (int64_t j = i + 1; j < rows; j += 4) {
-        const float* right[4];  // the last row again where there are no four more
+        const float* right[4];  // with fewer than four rows left, the last row repeats
 #pragma GCC unroll 8
         for (int t = 0; t < 4; ++t) right[t] = room + (j + t < rows ? j + t : rows - 1) * padded;
         Sixteen sums[4] = {};
@@ -111,8 +111,8 @@ static void forward(float* out, int64_t out_stride, const float* dense, int64_t 
   }
 }
 
-// `n` vectors of the gradient of row i from column d on: `first`, or zero, plus factors[j] * row j
-// for j = 0, 1, .. but i.
+// Computes `n` vectors of the gradient of row i, from column d on: `first`, or zero if null, plus
+// factors[j] * row j for j = 0, 1, .. except i.
 ECRM_INLINE void gradient_of(Sixteen* sums, const int n, const float* first, const float* room,
                              int64_t padded, const float* factors, int64_t i, int64_t rows,
                              int64_t d) {
@@ -131,7 +131,7 @@ ECRM_INLINE void gradient_of(Sixteen* sums, const int n, const float* first, con
   }
 }
 
-// The first `count` of sixteen, stored, or added to zero, or to what is there.
+// Writes the first `count` of sixteen floats: stores, adds to zero (kBegins), or adds to memory.
 enum Writes { kStores, kBegins, kAdds };
 ECRM_INLINE void store_part(float* to, Sixteen value, int64_t count, Writes how) {
   if (count >= kSixteen) {
@@ -145,16 +145,16 @@ ECRM_INLINE void store_part(float* to, Sixteen value, int64_t count, Writes how)
     to[d] = how == kAdds ? to[d] + rest[d] : how == kBegins ? 0.0f + rest[d] : rest[d];
 }
 
-// `seen`, zeros at first, tells which rows of `sums` hold anything.
+// `seen`, zeros at first, becomes 1 for the written rows of `sums`.
 static void backward(float* dense_gradients, float* sums, int64_t sum_stride, uint8_t* seen,
                      const float* gradients, int64_t stride, const float* dense,
                      int64_t dense_stride, const float* values, int64_t value_stride,
                      const int64_t* places, int64_t batch, int64_t features, int64_t dimension,
                      float* room) {
   const int64_t padded = (dimension + kSixteen - 1) / kSixteen * kSixteen, rows = features + 1;
-  // the gradient of a sample's dense row as it came, zero behind its end
+  // the given gradient of a sample's dense row, with zeros behind the end
   float* first = room + rows * padded;
-  float* factors = first + padded;      // [rows, rows]: the gradient of each pair's product
+  float* factors = first + padded;      // [rows, rows]: the gradients of the pairs' products
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t* mine = places + b * features;
     if (b + 1 < batch) {

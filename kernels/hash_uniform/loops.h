@@ -9,7 +9,7 @@ ECRM_INLINE uint64_t mix(uint64_t z) {
 
 constexpr uint64_t kGamma = 0x9e3779b97f4a7c15ull;
 
-// table_step and bound_step are 1 for one per row, 0 for one for all.
+// table_step and bound_step are 1 for a value per row, 0 for a value shared by all rows.
 static void fill(uint64_t seed, const uint64_t* tables, int64_t table_step, const int64_t* rows,
                  int64_t n, int64_t dimension, const float* bounds, int64_t bound_step,
                  float* out) {

@@ -1,5 +1,5 @@
 // Lanes of 32 bytes with AVX2: products by two table look-ups of four bits each (pshufb).
-// Included by each_set.h inside a namespace, once; README.md tells what such a file defines.
+// Included by each_set.h inside a namespace, once; README.md lists the names to define.
 
 constexpr int64_t kLane = 32;
 typedef __m256i Lane;

@@ -1,7 +1,7 @@
-// Lanes of 64 bytes with AVX-512: products by vgf2p8affineqb where ECRM_LANES_GFNI is 1 (one
-// instruction for 64 bytes; vgf2p8mulb is of no use, its polynomial is 0x11b), else by two table
-// look-ups of four bits (pshufb). Included by each_set.h inside a namespace, once per value of
-// ECRM_LANES_GFNI; see README.md.
+// Lanes of 64 bytes with AVX-512. With ECRM_LANES_GFNI of 1, one vgf2p8affineqb makes the products
+// of 64 bytes; vgf2p8mulb is of no use, because the instruction's polynomial is 0x11b. Else two
+// table look-ups of four bits (pshufb) make the products. Included by each_set.h inside a
+// namespace, once per value of ECRM_LANES_GFNI; see README.md.
 
 constexpr int64_t kLane = 64;
 typedef __m512i Lane;

@@ -30,7 +30,7 @@ ECRM_INLINE uint16_t float_to_half(float value) {
   } else if (rest >= 0x47800000u) {  // 65536 and more
     half = 0x7c00u;
   } else if (rest >= 0x38800000u) {
-    // normal: a carry out of the fraction moves the exponent up, as it should
+    // normal: a carry out of the fraction rightly moves the exponent up
     half = (rest - (112u << 23) + 0xfffu + (rest >> 13 & 1u)) >> 13;
   } else {  // subnormal: adding 0.5 leaves value / 2^-24, rounded, in the low bits
     float magnitude;

@@ -1,10 +1,10 @@
 // Lanes of 16 bytes in plain C++ (GCC vectors: SSE2 on x86-64, NEON on aarch64).
-// Included by each_set.h inside a namespace, once; README.md tells what such a file defines.
+// Included by each_set.h inside a namespace, once; README.md lists the names to define.
 
 constexpr int64_t kLane = 16;
 typedef uint64_t Lane __attribute__((vector_size(16)));
 struct Factor {
-  Lane bit[8];  // all ones where that bit of the coefficient is set
+  Lane bit[8];  // bit[b]: all ones if bit b of the coefficient is set
 };
 
 ECRM_INLINE Lane lane_load(const uint8_t* from) {
@@ -36,7 +36,7 @@ ECRM_INLINE Lane lane_times(Lane value, const Factor& f) {
   for (int bit = 0; bit < 8; ++bit) {
     product ^= value & f.bit[bit];
     const Lane top = value & 0x8080808080808080ull;
-    const Lane carry = (top << 1) - (top >> 7);  // 0xff in each byte whose top bit was set
+    const Lane carry = (top << 1) - (top >> 7);  // 0xff in bytes with a set top bit
     value = ((value ^ top) << 1) ^ (carry & 0x1d1d1d1d1d1d1d1dull);
   }
   return product;

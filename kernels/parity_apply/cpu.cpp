@@ -1,5 +1,5 @@
-// parity[rows[i]] ^= coefficients[i] * delta[i] over GF(2^8); see README.md. Arguments were checked
-// by the caller.
+// parity[rows[i]] ^= coefficients[i] * delta[i] over GF(2^8); see README.md. The caller has checked
+// the arguments.
 #define ECRM_LOOPS "parity_apply/loops.h"
 #include "each_set.h"
 

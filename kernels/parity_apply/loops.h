@@ -1,15 +1,15 @@
 // Compiled once per instruction set by each_set.h.
 
-// How far ahead of the arithmetic memory is asked for: scattered parity rows, which no hardware
-// prefetcher can guess, by 8 KiB of rows; the deltas, which lie one after the other, by 2 KiB.
+// Distances of prefetching. Scattered parity rows, which no hardware prefetcher can guess, are
+// fetched 8 KiB of rows ahead. Deltas, one after the other in memory, are fetched 2 KiB ahead.
 // Measured on Zen 5 with rows of 256 bytes.
 constexpr int64_t kParityBytesAhead = 8192;
 constexpr int64_t kDeltaBytesAhead = 2048;
 constexpr int64_t kMostRowsAhead = 32;
-// of one row; the rest of a long row the hardware guesses
+// most blocks to fetch of a row; the hardware guesses the rest of a long row
 constexpr int64_t kMostPrefetchedBlocks = 32;
 
-// Rows are worked on in blocks of 64 bytes, one cache line if they are aligned.
+// Blocks of 64 bytes: an aligned block is one cache line.
 constexpr int64_t kBlock = 64;
 constexpr int kLanes = kBlock / kLane;
 struct Block {
@@ -30,9 +30,9 @@ ECRM_INLINE void block_store(uint8_t* to, const Block& block) {
   for (int i = 0; i < kLanes; ++i) lane_store(to + i * kLane, block.lane[i]);
 }
 
-// parity ^= coefficient * delta for one row of at least a block. The last block, where the width is
-// not a multiple of blocks, overlaps the one before it: computed before anything is written,
-// written last.
+// parity ^= coefficient * delta for a row of at least a block. If the width is not a multiple of
+// blocks, the last block overlaps the block before. The last block is computed before the first
+// write, and written last.
 ECRM_INLINE void add_row(uint8_t* parity, const uint8_t* delta, int64_t blocks, int64_t width,
                          bool multiplied, const Factor& f) {
   const int64_t last = width - kBlock;
@@ -44,7 +44,7 @@ ECRM_INLINE void add_row(uint8_t* parity, const uint8_t* delta, int64_t blocks, 
   if (blocks * kBlock < width) block_store(parity + last, tail);
 }
 
-// The same for a row shorter than a block.
+// parity ^= coefficient * delta for a row shorter than a block.
 ECRM_INLINE void add_short_row(uint8_t* parity, const uint8_t* delta, int64_t width,
                                bool multiplied, const Factor& f) {
   for (int64_t at = 0; at < width; at += kLane) {
@@ -68,11 +68,11 @@ ECRM_INLINE void fetch(const uint8_t* parity, const uint8_t* delta, int64_t bloc
     __builtin_prefetch(delta + kDeltaBytesAhead + block * kBlock, 0, 3);
   }
   if (most * kBlock < width) __builtin_prefetch(parity + most * kBlock, 1, 3);
-  // not aligned, one line more
+  // an unaligned row has one line more
   __builtin_prefetch(parity + (most < blocks ? most * kBlock : width) - 1, 1, 3);
 }
 
-// coefficient_step is 1 for a coefficient per row, 0 for one coefficient for all.
+// coefficient_step is 1 for a coefficient per row, 0 for a coefficient shared by all rows.
 ECRM_INLINE void apply_blocks(int64_t blocks, uint8_t* parity, int64_t parity_stride,
                               const int64_t* rows, int64_t n, const uint8_t* coefficients,
                               int64_t coefficient_step, const uint8_t* delta, int64_t delta_stride,
@@ -96,8 +96,8 @@ ECRM_INLINE void apply_blocks(int64_t blocks, uint8_t* parity, int64_t parity_st
   }
 }
 
-// Rows of up to 16 whole blocks are compiled with their loops unrolled: short inner loops cost more
-// in wrongly guessed branches than the arithmetic inside them.
+// Rows of up to 16 whole blocks are compiled with unrolled loops: in short inner loops, wrongly
+// guessed branches cost more than the arithmetic.
 static void apply(uint8_t* parity, int64_t parity_stride, const int64_t* rows, int64_t n,
                   const uint8_t* coefficients, int64_t coefficient_step, const uint8_t* delta,
                   int64_t delta_stride, int64_t width) {

@@ -3,8 +3,8 @@
 
 namespace ecrm {
 
-// One piece, as in __init__.py. Row i, of `width` bytes, is row picked[i] of the source (null: i),
-// and goes to row to[i] from byte `at` of the target on (null: i).
+// A piece, as in __init__.py. Rows have `width` bytes. Row i is row picked[i] of the source, and
+// goes to row to[i] of the rows from byte `at` of the target on. A null pointer stands for 0, 1, ..
 struct Piece {
   const uint8_t* source;
   int64_t height, width, at;

@@ -1,7 +1,7 @@
 // Included by each_set.h's loops of several operations, once per instruction set: no guard.
 
-// Four lanes at a time without a branch. The last lane, where the width is not a multiple of lanes,
-// overlaps the lane before.
+// Copies a row, four lanes at a time without a branch. If the width is not a multiple of lanes, the
+// last lane overlaps the lane before.
 ECRM_INLINE void copy_bytes(uint8_t* to, const uint8_t* from, int64_t width) {
   if (width == 4) {  // row-wise Adagrad's state
     memcpy(to, from, 4);

@@ -3,7 +3,7 @@
 
 #include "records/copy_bytes.h"
 
-// As copy_bytes: the overlapping last lane is computed before anything is written, written last.
+// Like copy_bytes. The overlapping last lane is computed before the first write, and written last.
 ECRM_INLINE void xor_bytes(uint8_t* to, const uint8_t* from, int64_t width) {
   if (width == 4) {  // row-wise Adagrad's state
     uint32_t value, change;
@@ -51,7 +51,7 @@ static void gather(const Parts& parts, const int64_t* rows, int64_t n, uint8_t* 
   }
 }
 
-// `picked`: which record is the i-th; null: the i-th.
+// Row i takes record picked[i]; record i if `picked` is null.
 static void scatter(const Parts& parts, const int64_t* rows, int64_t n, const uint8_t* records,
                     int64_t record_stride, const int64_t* picked) {
   for (int64_t i = 0; i < n; ++i) {
@@ -80,8 +80,8 @@ static void exclusive_or(const Parts& parts, const int64_t* rows, int64_t n, con
   }
 }
 
-// Returns how many rows the log has then. `rows_there` >= n: how many row numbers there are to look
-// ahead at.
+// Returns the new number of rows in the log. `rows_there` >= n is the number of readable row
+// numbers, for prefetching.
 static int64_t merge(int32_t* places, const int64_t* rows, int64_t n, int64_t rows_there,
                      const uint8_t* records, int64_t record_stride, int64_t width,
                      int64_t* log_rows, uint8_t* log, int64_t count) {

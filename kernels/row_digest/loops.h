@@ -6,7 +6,7 @@ static uint64_t mixed(uint64_t number) {
   return number ^ number >> 33;
 }
 
-// keys: [lanes][2 * half]. Plain loops: the compiler makes vectors of them.
+// keys: [lanes][2 * half]. The compiler turns the plain loops into vectors.
 static void row_digest(uint64_t* sums, const uint32_t* rows, const uint64_t* numbers, int64_t n,
                        int64_t words, const uint32_t* keys, const uint64_t* factors) {
   constexpr int kLanes = 4;

@@ -2,9 +2,9 @@
 
 constexpr int64_t kRowsAhead = 24;
 
-// Element by element, one addition each, in the order of `index`: no instruction set can change a
-// bit but a NaN's. Of rows that are not `seen` whatever they hold counts as zero, over `width`
-// floats; null: all are. `picked`: which value is the i-th; null: the i-th.
+// Adds element by element, in the order of `index`: the instruction set changes no bit, except of a
+// NaN. A row of `out` with `seen` of 0 counts as `width` zeros, whatever its content; a null `seen`
+// is 1 for all rows. Addition i takes value picked[i]; value i if `picked` is null.
 static void add(float* out, int64_t out_stride, int64_t width, const int64_t* index, int64_t n,
                 const float* values, int64_t value_stride, const int64_t* picked, int64_t dimension,
                 uint8_t* seen) {
@@ -23,7 +23,7 @@ static void add(float* out, int64_t out_stride, int64_t width, const int64_t* in
       for (; d + kFloats <= dimension; d += kFloats) {
         Floats value;
         memcpy(&value, source + d, sizeof value);
-        value += Floats{};  // of a negative zero, zero
+        value += Floats{};  // a negative zero becomes zero
         memcpy(target + d, &value, sizeof value);
       }
       for (; d < dimension; ++d) target[d] = source[d] + 0.0f;

@@ -24,15 +24,15 @@ struct Update {
   const int64_t* rows;
   const float* gradients;
   int64_t gradient_stride;
-  uint8_t* delta;  // null: no delta wanted
+  uint8_t* delta;  // null: no delta
   int64_t delta_stride;
   int64_t n;
-  int64_t rows_there;  // at least n: how many row numbers there are to look ahead at
+  int64_t rows_there;  // at least n: the number of readable row numbers, for prefetching
   int64_t dimension;
   int32_t type;
   int32_t optimizer;
   Hyper hyper;
-  float* decayed;  // room for the gradient of one row with L2 decay; not used without
+  float* decayed;  // room for the gradient of one row with L2 decay; unused without L2 decay
 };
 
 }  // namespace ecrm
@@ -42,10 +42,10 @@ struct Update {
 
 ECRM_ENTRY void ecrm_sparse_update(const ecrm::Update* update) { ECRM_PICK(update)(*update); }
 
-// The same, with the deltas merged into a log of records of delta_stride bytes (records/README.md);
-// returns how many rows that has then. Some rows at a time, whose deltas go no further than
-// `delta`, which has room for so many and is zeros where the update writes none, and stays in the
-// second-level cache.
+// Like ecrm_sparse_update, with the deltas merged into a log of records of delta_stride bytes
+// (records/README.md). Returns the new number of rows in the log. Takes `at_a_time` rows at a time.
+// `delta` has room for the deltas of so many rows, and stays in the second-level cache. The bytes
+// of `delta` not written by the update are zeros.
 ECRM_ENTRY int64_t ecrm_sparse_update_logged(const ecrm::Update* update, int64_t at_a_time,
                                              int32_t* places, int64_t* log_rows, uint8_t* log,
                                              int64_t count) {

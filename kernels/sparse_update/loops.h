@@ -1,8 +1,8 @@
-// Compiled once per instruction set by each_set.h. The order of operations is that of README.md and
-// reference.py; every operation is rounded on its own (-ffp-contract=off), so no instruction set
-// can change a bit but a NaN's.
+// Compiled once per instruction set by each_set.h. Operations have the order of README.md and
+// reference.py. Every operation is rounded by itself (-ffp-contract=off), so the instruction set
+// changes no bit, except of a NaN.
 
-// How many rows ahead memory is asked for. Measured on Zen 5 with records of 260 bytes.
+// Number of rows between prefetch and use. Measured on Zen 5 with records of 260 bytes.
 constexpr int64_t kRowsAhead = 24;
 
 ECRM_INLINE Floats load_floats(const uint8_t* from) {
@@ -11,9 +11,9 @@ ECRM_INLINE Floats load_floats(const uint8_t* from) {
   return value;
 }
 
-// Writes new values over old ones, and the bits that differ to `delta` unless it is null. In this
-// order: writes leave the processor in theirs, and those to the row, which is already there, must
-// not wait for those to the delta.
+// Writes new values over old values, then the changed bits to `delta` unless `delta` is null. The
+// order matters, because writes leave the processor in order. The row is in the cache, so writes to
+// the row must not wait for writes to the delta.
 ECRM_INLINE void replace_floats(uint8_t* at, Floats old, Floats fresh, uint8_t* delta) {
   memcpy(at, &fresh, sizeof fresh);
   if (delta == nullptr) return;
@@ -67,8 +67,8 @@ ECRM_INLINE float sum_of_squares(const float* gradient, int64_t dimension) {
   return p[0] + p[4];
 }
 
-// Row-wise Adagrad's one number per row: updates it, gives the bits that changed, and returns the
-// row's step size.
+// Updates row-wise Adagrad's state, one number per row. Writes the changed bits to `change`, and
+// returns the row's step size.
 ECRM_INLINE float update_row_state(uint8_t* state, const float* gradient, int64_t dimension,
                                    const Hyper& hyper, uint32_t* change) {
   float old, fresh;
@@ -82,7 +82,7 @@ ECRM_INLINE float update_row_state(uint8_t* state, const float* gradient, int64_
   return hyper.learning_rate / (__builtin_sqrtf(fresh) + hyper.eps);
 }
 
-// The places of one row, or of a part of one; the delta pointers are null where no delta is wanted.
+// The addresses of a row, or of a part of a row. The delta pointers are null without a delta.
 struct Row {
   uint8_t* weights;
   uint8_t* state[2];
@@ -91,8 +91,8 @@ struct Row {
   const float* gradient;
 };
 
-// The new values of the weights w of a lane, decayed where that is decoupled; `step` is row-wise Adagrad's step size. Adagrad's and
-// Adam's new state is written to the row.
+// The new values of a lane's weights w; a decoupled decay is already applied to w. `step` is
+// row-wise Adagrad's step size. Writes Adagrad's and Adam's new state to the row.
 ECRM_INLINE Floats updated(int optimizer, const Hyper& hyper, float step, const Row& row,
                            Floats w) {
   Floats g;
@@ -121,7 +121,7 @@ ECRM_INLINE Floats widened(int type, Halves bits) {
   return type == kFloat16 ? floats_from_half(bits) : floats_from_bfloat(bits);
 }
 
-// kFloats elements of a row.
+// Updates kFloats elements of a row.
 ECRM_INLINE void update_lane(int type, int optimizer, const Hyper& hyper, float step,
                              const Row& row) {
   if (type == kFloat32) {
@@ -138,7 +138,7 @@ ECRM_INLINE void update_lane(int type, int optimizer, const Hyper& hyper, float 
                  row.weights_delta);
 }
 
-// The last `count` < kFloats elements of a row, in padded copies.
+// Updates the last `count` < kFloats elements of a row, in padded copies.
 ECRM_INLINE void update_rest(int type, int optimizer, const Hyper& hyper, float step,
                              const Row& row, int64_t count) {
   const size_t weight_bytes = static_cast<size_t>(count) * (type == kFloat32 ? 4 : 2);
@@ -160,7 +160,7 @@ ECRM_INLINE void update_rest(int type, int optimizer, const Hyper& hyper, float 
   for (int s = 0; s < states; ++s) memcpy(row.state_delta[s], state_delta[s], float_bytes);
 }
 
-// The same row, `count` elements further on.
+// The row's addresses, moved on by `count` elements.
 ECRM_INLINE Row further(Row row, int type, int states, int64_t count) {
   row.weights += count * (type == kFloat32 ? 4 : 2);
   row.gradient += count;
@@ -172,7 +172,7 @@ ECRM_INLINE Row further(Row row, int type, int states, int64_t count) {
   return row;
 }
 
-// Four lanes at a time without a branch, as in parity_apply.
+// Updates a row, four lanes at a time without a branch, as in parity_apply.
 ECRM_INLINE void update_row(int type, int optimizer, const Hyper& hyper, float step, const Row& row,
                             int64_t dimension) {
   const int states = optimizer == kAdagrad ? 1 : optimizer == kAdam ? 2 : 0;
@@ -224,7 +224,7 @@ ECRM_INLINE Row row_at(const Update& u, int64_t i, int64_t row_bytes, int64_t st
   for (int s = 0; s < states; ++s) row.state[s] = u.state[s] + u.rows[i] * u.state_stride[s];
   if (with_delta) {
     row.weights_delta = u.delta + i * u.delta_stride;
-    if (row.weights_delta == nullptr) __builtin_unreachable();  // so that no lane checks it again
+    if (row.weights_delta == nullptr) __builtin_unreachable();  // so no lane checks the pointer
     for (int s = 0; s < states; ++s)
       row.state_delta[s] = row.weights_delta + row_bytes + s * state_bytes;
   }
@@ -258,7 +258,7 @@ ECRM_INLINE void update_rows_of(int64_t dimension, int type, int optimizer, bool
   }
 }
 
-// The usual dimensions are compiled with their loops unrolled, which is an eighth faster.
+// The usual dimensions are compiled with unrolled loops, an eighth faster.
 ECRM_INLINE void update_rows(int type, int optimizer, bool with_delta, const Update& u) {
   if (type != kFloat32) return update_rows_of(u.dimension, type, optimizer, with_delta, u);
   switch (u.dimension) {
@@ -270,9 +270,9 @@ ECRM_INLINE void update_rows(int type, int optimizer, bool with_delta, const Upd
   }
 }
 
-// One function per weight type and optimizer; one for them all takes the compiler twice as long.
-// Each works on a copy of its arguments, of which the compiler knows that writing rows does not
-// change them.
+// One function per weight type and optimizer; a common function takes the compiler twice as long.
+// Every function copies the arguments, so the compiler knows that writes to rows do not change the
+// arguments.
 #define ECRM_UPDATE(name, type, optimizer)    \
   static void name(const Update& given) {     \
     const Update u = given;                   \
