@@ -6,7 +6,7 @@ Known from the config and the manifest of the data alone; imports no torch.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
@@ -18,6 +18,7 @@ from ecrm.checkpoint.compatibility import capped
 from ecrm.config.schema import Config
 from ecrm.data.described import Described, describe
 from ecrm.launch.dense_size import dense_parameters, pairs
+from ecrm.placement.sparse_optimizer import STATE_WIDTHS
 from ecrm.run.plan import view_over
 
 if TYPE_CHECKING:
@@ -34,13 +35,6 @@ The ranks of this machine share the libraries, for the ranks are forked from one
 GPU, and ranks of other hosts, have libraries of their own.
 """
 PAGE = 4096
-STATE_FLOATS: dict[str, Callable[[int], tuple[int, ...]]] = {
-    "sgd": lambda dim: (),
-    "rowwise_adagrad": lambda dim: (1,),
-    "adagrad": lambda dim: (dim,),
-    "adam": lambda dim: (dim, dim),
-}
-"""Floats of optimizer state of a row, one number for each array of state."""
 DENSE_COPIES = {"sgd": 3, "adagrad": 6, "adam": 7}
 """Floats of a dense holder for each dense parameter, by optimizer.
 
@@ -113,7 +107,7 @@ class Needs:
         cluster, train, dim = config.cluster, config.train, config.model.embedding_dim
         data = describe(config.data.path, config.data.eval_fraction)
         tables = capped(data.tables, config.model.max_rows_per_table)
-        record = 4 * (dim + sum(STATE_FLOATS[train.sparse_optimizer](dim)) + 1)
+        record = 4 * (dim + sum(STATE_WIDTHS[train.sparse_optimizer](dim)) + 1)
         if config.storage.device == "cuda":
             record = -(-record // GPU_VECTOR) * GPU_VECTOR
         self.record = record
@@ -226,7 +220,7 @@ def _mapped_bytes(config: Config, rows: int, updated: int, looked_up: int) -> in
 
     Values, state and marks lie apart. In each area an updated row takes whole pages.
     """
-    dim, state = config.model.embedding_dim, STATE_FLOATS[config.train.sparse_optimizer]
+    dim, state = config.model.embedding_dim, STATE_WIDTHS[config.train.sparse_optimizer]
     sizes = [4 * floats for floats in (dim, *state(dim), 1)]
     of_rows = sum(min(rows * size, updated * (size // PAGE + 2) * PAGE) for size in sizes)
     entry = 8 + sum(sizes)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ecrm.base.errors import UsageError
 
-NAMES = ("sgd", "rowwise_adagrad", "adagrad", "adam")
+STATE_WIDTHS: Mapping[str, Callable[[int], tuple[int, ...]]] = {
+    "sgd": lambda dim: (),
+    "rowwise_adagrad": lambda dim: (1,),
+    "adagrad": lambda dim: (dim,),
+    "adam": lambda dim: (dim, dim),
+}
+"""Floats of optimizer state of a row of `dim` floats, a number for each array of state."""
+NAMES = tuple(STATE_WIDTHS)
 
 
 @dataclass(frozen=True)

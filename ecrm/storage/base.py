@@ -18,7 +18,13 @@ from ecrm.base.allocate import Allocate, ZerosOn, lazy_zeros
 from ecrm.device.copies import on_device, on_host
 from ecrm.kernels.records import RecordLog, gather_records, scatter_records, xor_records
 from ecrm.kernels.sparse_update import sparse_update
-from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
+from ecrm.placement.sparse_optimizer import (
+    NAMES,
+    STATE_WIDTHS,
+    SparseOptimizer,
+    SparseRate,
+    factor,
+)
 
 VECTOR = 4
 """Floats that a GPU loads at once, from an address that is a multiple of as many floats."""
@@ -316,15 +322,11 @@ def without_padding(records: Tensor, kept_bytes: int) -> Tensor:
 
 def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], ...]:
     """Shapes of the optimizer state tensors; raises ValueError for an unknown optimizer."""
-    shapes: dict[str, tuple[tuple[int, ...], ...]] = {
-        "sgd": (),
-        "rowwise_adagrad": ((rows,),),
-        "adagrad": ((rows, dim),),
-        "adam": ((rows, dim), (rows, dim)),
-    }
-    if optimizer not in shapes:
-        raise ValueError(f"unknown sparse optimizer {optimizer!r}: one of {', '.join(shapes)}")
-    return shapes[optimizer]
+    if optimizer not in STATE_WIDTHS:
+        raise ValueError(f"unknown sparse optimizer {optimizer!r}: one of {', '.join(NAMES)}")
+    if optimizer == "rowwise_adagrad":  # a float a row is a vector
+        return ((rows,),)
+    return tuple((rows, width) for width in STATE_WIDTHS[optimizer](dim))
 
 
 class NativeStore(Store):

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from ecrm.base.errors import UsageError
+from ecrm.kernels.sparse_update import OPTIMIZERS, state_widths
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.initial_values import InitFunction, Uniform
-from ecrm.placement.sparse_optimizer import SparseOptimizer
+from ecrm.placement.sparse_optimizer import NAMES, STATE_WIDTHS, SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.storage.base import NativeStore, Store
 from ecrm.storage.hosted import HostedShard
@@ -395,3 +396,9 @@ def test_missing_rows_are_those_of_a_plain_set():
         count = random.choice((1, 30, 5_000))
         assert missing.first(count).tolist() == sorted(row for row in now if row < probed)[:count]
         assert missing.count == len(now)
+
+
+def test_the_kernels_have_the_optimizers_and_widths_of_state_of_a_run():
+    assert OPTIMIZERS == NAMES
+    for name in NAMES:
+        assert state_widths(name, 7) == STATE_WIDTHS[name](7)
