@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ecrm.base.errors import UsageError
-from ecrm.kernels.sparse_update import OPTIMIZERS, state_widths
+from ecrm.kernels import sparse_update as kernel
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import NAMES, STATE_WIDTHS, SparseOptimizer
@@ -399,6 +399,6 @@ def test_missing_rows_are_those_of_a_plain_set():
 
 
 def test_the_kernels_have_the_optimizers_and_widths_of_state_of_a_run():
-    assert OPTIMIZERS == NAMES
+    assert kernel.OPTIMIZERS == NAMES
     for name in NAMES:
-        assert state_widths(name, 7) == STATE_WIDTHS[name](7)
+        assert kernel.state_widths(name, 7) == STATE_WIDTHS[name](7)
