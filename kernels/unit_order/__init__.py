@@ -66,7 +66,8 @@ def unique_with_uses(
     if chosen == "reference":
         from ecrm.kernels.unit_order import reference
 
-        return reference.unique_with_uses(rows, units)
+        unique, places, uses = reference.unique_with_uses(rows, units)
+        return unique, places, Uses(*uses)
     unique, places = torch.empty_like(rows), torch.empty_like(rows)
     starts = torch.empty(rows.shape[0] + 1, dtype=torch.int32)
     order = torch.empty(rows.shape[0], dtype=torch.int32)

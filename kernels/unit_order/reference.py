@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ecrm.kernels.unit_order import Uses
-
 
 def unique_by_unit(rows: Tensor, units: int) -> tuple[Tensor, Tensor]:
     """As in the package."""
@@ -17,13 +15,13 @@ def unique_by_unit(rows: Tensor, units: int) -> tuple[Tensor, Tensor]:
     return unique[order], new_place[places]
 
 
-def unique_with_uses(rows: Tensor, units: int) -> tuple[Tensor, Tensor, Uses]:
-    """As in the package."""
+def unique_with_uses(rows: Tensor, units: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """As in the package; the uses as starts and order."""
     unique, places = unique_by_unit(rows, units)
     counts = torch.bincount(places, minlength=unique.numel())
     starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     order = places.argsort(stable=True)
-    return unique, places, Uses(starts.to(torch.int32), order.to(torch.int32))
+    return unique, places, (starts.to(torch.int32), order.to(torch.int32))
 
 
 def split_by_unit(rows: Tensor, units: int) -> tuple[list[int], Tensor, bool]:
