@@ -32,9 +32,10 @@ hashes of rows. Compared with
                     of the sum.
   sha256            hashlib on the same bytes.
 
-unique_with_uses sorts a slot's ids, and segment_sum adds the gradients of its bags by row, divides
-and tests them. Compared with
-  torch             unique, and a stable sort of the places.
+unique_with_uses sorts a slot's ids, bag_sum pools their rows from five places, and segment_sum adds
+the gradients of the bags by row, divides and tests them. Compared with
+  torch             unique, and a stable sort of the places; embedding_bag of the rows, after their
+                    copy to one place by pieces.
   two passes        scatter_add, then divide.
 
 pieces packs the rows of a slot for a thousand ranks, and places them again. Compared with

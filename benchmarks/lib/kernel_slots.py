@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ecrm.kernels.bag_sum import RowPieces, bag_sum
 from ecrm.kernels.divide import divide
 from ecrm.kernels.pieces import Piece, copy_pieces
 from ecrm.kernels.scatter_add import scatter_add
@@ -75,7 +76,7 @@ def messages_cases(ranks: int, wanted: int) -> list[Case]:
 
 
 def bag_cases(batch: int, ids: int, dimension: int) -> list[Case]:
-    """A slot of 26 features with `ids` ids a bag: its ids sorted, its gradients summed by row."""
+    """A slot of 26 features with `ids` ids a bag: sorted, pooled, its gradients summed by row."""
     features, most = 26, 100_000
     generator = torch.Generator().manual_seed(11)
     numbers = (torch.rand(features, batch * ids, generator=generator) ** 5 * most).long()
@@ -107,7 +108,32 @@ def bag_cases(batch: int, ids: int, dimension: int) -> list[Case]:
     theirs()
     if not torch.equal(*sums):
         raise SystemExit("segment_sum and scatter_add with divide disagree")
+    shards, pieces, pools = 5, [], [torch.empty(0), torch.empty(0)]
+    for shard in range(shards):
+        to = torch.arange(shard, len(rows), shards)
+        source = zeros(2 * len(to), dimension).normal_(generator=generator)
+        pieces.append(Piece(source, 0, torch.arange(len(to)) * 2, to))
+    whole, lengths = zeros(len(rows), dimension), torch.full((batch * features,), ids)
+    ends = torch.arange(batch * features + 1) * ids
+    by_sample = places.view(features, batch, ids).transpose(0, 1).reshape(-1)
+
+    def pool() -> None:
+        pools[0] = bag_sum(
+            RowPieces(len(rows), dimension, pieces), places, lengths, features, backend="cpu"
+        )
+
+    def copy_and_pool() -> None:
+        copy_pieces(whole, pieces, backend="cpu")
+        pools[1] = torch.nn.functional.embedding_bag(
+            by_sample, whole, ends, mode="sum", include_last_offset=True
+        ).view(batch, -1)
+
+    pool()
+    copy_and_pool()
+    if not torch.equal(*pools):
+        raise SystemExit("bag_sum and torch disagree")
     name = f"{ids} ids a bag"
+    pooled_bytes = 8 * len(places) + 4 * dimension * (len(rows) + batch * features)
     counted = 4 * dimension * (len(pooled) + len(rows)) + 12 * len(bags) + 4 * len(rows)
     return [
         Case(
@@ -119,6 +145,16 @@ def bag_cases(batch: int, ids: int, dimension: int) -> list[Case]:
                 Contender("torch", sort_by_torch, 20 * len(wanted) + 12 * len(rows)),
             ],
             lambda: found[0][1],
+        ),
+        Case(
+            f"bags summed from the rows of 5 shards, {name}",
+            len(rows),
+            4 * dimension,
+            [
+                Contender("bag_sum", pool, pooled_bytes),
+                Contender("torch", copy_and_pool, pooled_bytes),
+            ],
+            lambda: pools[0],
         ),
         Case(
             f"gradients of bags by row, divided by 3 slots, {name}",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ecrm.kernels import dispatch, native
 
-__all__ = ["Piece", "copy_pieces"]
+__all__ = ["Piece", "copy_pieces", "piece_addresses"]
 
 _WORDS = 7
 """Numbers of a piece in C++: see `Piece` of cpu.cpp."""
@@ -52,19 +52,45 @@ def copy_pieces(out: Tensor, pieces: Sequence[Piece], backend: str = "auto") -> 
     if not out.is_contiguous() or not out.is_cpu:
         raise ValueError(f"out has strides {out.stride()} on {out.device}, needed: contiguous, cpu")
     chosen = dispatch.choose("copy_pieces", backend, out.device, has_triton=False)
-    words: list[int] = []
-    for number, piece in enumerate(pieces):
-        words += _in_words(number, piece)
-    table = np.array(words, np.int64)
-    bad = native.library().ecrm_first_bad_piece(out.nbytes, table.ctypes.data, len(pieces))
-    if bad >= 0:
-        raise ValueError(_outside(out, int(bad), pieces[bad], words[bad * _WORDS :]))
+    table = _checked(pieces, out.nbytes)
     if chosen == "reference":
         from ecrm.kernels.pieces import reference
 
         reference.copy(out, pieces)
         return
     native.library().ecrm_copy_pieces(out.data_ptr(), table.ctypes.data, len(pieces))
+
+
+def piece_addresses(pieces: Sequence[Piece], rows: int, width: int) -> np.ndarray:
+    """Where each row of a matrix lies, int64 [rows], before anybody copies the pieces there.
+
+    The matrix has `rows` rows of `width` bytes. Each piece has rows of as many bytes, `at` is 0 and
+    `to` is given. The addresses are good while the sources are.
+
+    Raises TypeError or ValueError as `copy_pieces`, and ValueError for a row in no piece or of
+    another width.
+    """
+    table, found = _checked(pieces, rows * width), np.empty(rows, np.int64)
+    for number, of_piece in enumerate(table.reshape(-1, _WORDS)[:, 2].tolist()):
+        if of_piece not in (0, width):
+            raise ValueError(f"rows of {of_piece} bytes in piece {number}, needed: {width}")
+    if not native.library().ecrm_piece_addresses(
+        found.ctypes.data, rows, table.ctypes.data, len(pieces)
+    ):
+        raise ValueError(f"row {int((found == 0).argmax())} of {rows} is in no piece")
+    return found
+
+
+def _checked(pieces: Sequence[Piece], size: int) -> np.ndarray:
+    """The numbers of all pieces, as in cpu.cpp. Raises unless all fit `size` bytes."""
+    words: list[int] = []
+    for number, piece in enumerate(pieces):
+        words += _in_words(number, piece)
+    table = np.array(words, np.int64)
+    bad = native.library().ecrm_first_bad_piece(size, table.ctypes.data, len(pieces))
+    if bad >= 0:
+        raise ValueError(_outside(size, int(bad), pieces[bad], words[bad * _WORDS :]))
+    return table
 
 
 def _in_words(number: int, piece: Piece) -> tuple[int, ...]:
@@ -111,8 +137,8 @@ def _in_words(number: int, piece: Piece) -> tuple[int, ...]:
     )
 
 
-def _outside(out: Tensor, number: int, piece: Piece, words: Sequence[int]) -> str:
-    """A piece outside of its source or of `out`, in words."""
+def _outside(size: int, number: int, piece: Piece, words: Sequence[int]) -> str:
+    """A piece outside of its source or of a target of `size` bytes, in words."""
     _, height, width, at, *_ = words[:_WORDS]
     some = {"picked": piece.picked, "to": piece.to}
     told = ", ".join(
@@ -122,5 +148,5 @@ def _outside(out: Tensor, number: int, piece: Piece, words: Sequence[int]) -> st
     )
     return (
         f"piece {number} does not fit: {height} rows of {width} bytes from byte {at} on "
-        f"of {out.nbytes}{told and ', ' + told}"
+        f"of {size}{told and ', ' + told}"
     )

@@ -43,6 +43,22 @@ ECRM_ENTRY int64_t ecrm_first_bad_piece(int64_t bytes, const ecrm::Piece* pieces
   return -1;
 }
 
+// Writes where each of `rows` rows lies, by the pieces that would be copied there; returns whether
+// every row is in a piece.
+ECRM_ENTRY int ecrm_piece_addresses(const uint8_t** out, int64_t rows, const ecrm::Piece* pieces,
+                                    int64_t n) {
+  for (int64_t row = 0; row < rows; ++row) out[row] = nullptr;
+  for (int64_t i = 0; i < n; ++i) {
+    const ecrm::Piece& piece = pieces[i];
+    for (int64_t row = 0; row < piece.count; ++row)
+      out[piece.to == nullptr ? row : piece.to[row]] =
+          piece.source + (piece.picked == nullptr ? row : piece.picked[row]) * piece.width;
+  }
+  for (int64_t row = 0; row < rows; ++row)
+    if (out[row] == nullptr) return 0;
+  return 1;
+}
+
 ECRM_ENTRY void ecrm_copy_pieces(uint8_t* out, const ecrm::Piece* pieces, int64_t n) {
   ECRM_PICK(copy)(out, pieces, n);
 }

@@ -202,6 +202,7 @@ def test_kernels(tmp_path, capsys):
         "scatter_add",
         "row_digest",
         "pieces",
+        "bag_sum",
         "segment_sum",
         "unique_with_uses",
         "all of it",

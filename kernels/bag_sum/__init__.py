@@ -1,0 +1,109 @@
+"""Sum the rows of bags from wherever the rows lie: nobody copies them to one place first."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ecrm.kernels import check, dispatch, native
+from ecrm.kernels.pieces import Piece, copy_pieces, piece_addresses
+
+__all__ = ["RowPieces", "bag_sum"]
+
+
+@dataclass(frozen=True)
+class RowPieces:
+    """The rows of a matrix, each in one of several other matrices.
+
+    Args:
+        rows: How many.
+        dimension: Floats of a row.
+        pieces: As for `copy_pieces`, at byte 0, each with `to`. Sources are float32; every row is
+            in a piece.
+    """
+
+    rows: int
+    dimension: int
+    pieces: Sequence[Piece]
+
+    def copy_into(self, out: torch.Tensor) -> torch.Tensor:
+        """Copy the rows into `out`, float32 [rows, dimension], contiguous; returns `out`."""
+        copy_pieces(out, self.pieces)
+        return out
+
+
+class _Bags(ctypes.Structure):
+    """`ecrm::Bags` of cpu.cpp, field by field."""
+
+    _fields_ = [
+        ("out", ctypes.c_void_p),
+        ("addresses", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("uses", ctypes.c_int64),
+        ("samples", ctypes.c_int64),
+        ("features", ctypes.c_int64),
+        ("dimension", ctypes.c_int64),
+    ]
+
+
+def bag_sum(
+    rows: torch.Tensor | RowPieces,
+    places: torch.Tensor,
+    lengths: torch.Tensor,
+    features: int = 1,
+    backend: str = "auto",
+) -> torch.Tensor:
+    """Sum the rows of each bag, in the order of the uses, from zero on.
+
+    The bags of a feature follow each other, then those of the next; the sums of a sample's bags
+    come out side by side. An empty bag gives zeros.
+
+    Legend: U rows of D floats, n uses, B bags.
+
+    Args:
+        rows: float32 [U, D], contiguous, on the CPU; or their pieces.
+        places: int64 [n], contiguous: the row of each use, bag after bag.
+        lengths: int64 [B], contiguous: the uses of each bag.
+        features: A divisor of B.
+
+    Returns a new float32 [B / features, features * D].
+
+    Raises TypeError or ValueError, with the numbers.
+    """
+    if isinstance(rows, torch.Tensor):
+        check.matrix("rows", rows, (torch.float32,))
+        height, dimension = rows.shape
+        rows = RowPieces(height, dimension, [Piece(rows, 0, None, torch.arange(height))])
+    check.row_numbers("places", places, rows.rows)
+    check.row_numbers("lengths", lengths, places.shape[0] + 1)
+    if features < 1 or lengths.shape[0] % features:
+        raise ValueError(f"{lengths.shape[0]} bags of {features} features, needed: a multiple")
+    chosen = dispatch.choose("bag_sum", backend, places.device, has_triton=False)
+    if not native.library().ecrm_lengths_fit(lengths.data_ptr(), lengths.shape[0], places.shape[0]):
+        raise ValueError(f"lengths of {int(lengths.sum())} uses in all, needed: {places.shape[0]}")
+    if chosen == "reference":
+        from ecrm.kernels.bag_sum import reference
+
+        whole = rows.copy_into(torch.empty(rows.rows, rows.dimension))
+        return reference.bag_sum(whole, places, lengths, features)
+    samples = lengths.shape[0] // features
+    out, addresses = (
+        torch.empty(samples, features * rows.dimension),
+        piece_addresses(rows.pieces, rows.rows, 4 * rows.dimension),
+    )
+    bags = _Bags(
+        out=out.data_ptr(),
+        addresses=addresses.ctypes.data,
+        places=places.data_ptr(),
+        lengths=lengths.data_ptr(),
+        uses=places.shape[0],
+        samples=samples,
+        features=features,
+        dimension=rows.dimension,
+    )
+    native.library().ecrm_bag_sum(ctypes.byref(bags))
+    return out

@@ -1,0 +1,114 @@
+"""bag_sum: the C++ against a loop over the uses, to the bit, from rows in several places."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ecrm.kernels import native
+from ecrm.kernels.bag_sum import RowPieces, bag_sum
+from ecrm.kernels.pieces import Piece, piece_addresses
+
+BACKENDS = ("reference", *native.supported_instruction_sets())
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    if request.param == "reference":
+        yield "reference"
+        return
+    with native.forced(request.param):
+        yield "cpu"
+
+
+def _scattered(values: torch.Tensor, sources: int = 3) -> RowPieces:
+    """Rows of `values` in several matrices, which hold other rows, too."""
+    rows, dimension = values.shape
+    pieces = []
+    for source in range(sources):
+        to = torch.arange(source, rows, sources)
+        matrix = torch.full((2 * len(to) + 1, dimension), math.nan)
+        picked = torch.arange(len(to)) * 2 + 1
+        matrix[picked] = values[to]
+        pieces.append(Piece(matrix, 0, picked, to))
+    return RowPieces(rows, dimension, pieces)
+
+
+def _looped(
+    values: torch.Tensor, places: torch.Tensor, lengths: torch.Tensor, features: int
+) -> torch.Tensor:
+    samples, ends = lengths.numel() // features, lengths.cumsum(0).tolist()
+    sums = np.zeros((samples, features, values.shape[1]), np.float32)
+    for bag, (end, length) in enumerate(zip(ends, lengths.tolist())):
+        for place in places[end - length : end].tolist():
+            sums[bag % samples, bag // samples] += values[place].numpy()
+    return torch.from_numpy(sums.reshape(samples, -1))
+
+
+@pytest.mark.parametrize("features", [1, 3])
+@pytest.mark.parametrize("dimension", [1, 3, 8, 13, 16, 60, 128, 250])
+def test_equals_a_loop_in_the_order_of_uses(backend, dimension, features):
+    random = torch.Generator().manual_seed(dimension)
+    lengths = torch.randint(0, 5, (4 * features,), generator=random)
+    lengths[0] = 0
+    places = torch.randint(0, 7, (int(lengths.sum()),), generator=random)
+    values = torch.randn(7, dimension, generator=random)
+    values *= 10.0 ** torch.randint(-4, 5, (7, 1), generator=random)
+    values[3] = -0.0
+    expected = _looped(values, places, lengths, features)
+    for rows in (values, _scattered(values)):
+        sums = bag_sum(rows, places, lengths, features, backend=backend)
+        assert torch.equal(sums.view(torch.int32), expected.view(torch.int32))
+
+
+def test_nothing_to_do(backend):
+    none = torch.empty(0, dtype=torch.int64)
+    assert bag_sum(torch.empty(0, 5), none, none, 2, backend=backend).shape == (0, 10)
+    empty = bag_sum(torch.empty(0, 5), none, torch.tensor([0, 0]), 2, backend=backend)
+    assert empty.tolist() == [[0.0] * 10]
+
+
+def test_rows_in_pieces_are_copied_to_one_place():
+    values = torch.randn(10, 4)
+    assert torch.equal(_scattered(values).copy_into(torch.empty(10, 4)), values)
+    source, to = torch.arange(6.0).view(3, 2), torch.tensor([1, 0])
+    places = piece_addresses([Piece(source, 0, torch.tensor([2, 0]), to)], 2, 8)
+    assert places.tolist() == [source[0].data_ptr(), source[2].data_ptr()]
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"places": torch.tensor([0, 2])}, ValueError, r"places\[1\] is 2, outside 0..1"),
+        ({"places": torch.tensor([0, 1]).int()}, TypeError, "places is torch.int32"),
+        ({"lengths": torch.tensor([1, -1])}, ValueError, r"lengths\[1\] is -1, outside 0..2"),
+        ({"lengths": torch.tensor([1, 2])}, ValueError, "lengths of 3 uses in all, needed: 2"),
+        ({"lengths": torch.tensor([1, 0])}, ValueError, "lengths of 1 uses in all, needed: 2"),
+        ({"features": 3}, ValueError, "2 bags of 3 features, needed: a multiple"),
+        ({"features": 0}, ValueError, "2 bags of 0 features, needed: a multiple"),
+        ({"rows": torch.ones(2, 4).double()}, TypeError, "rows is torch.float64"),
+        (
+            {"rows": RowPieces(2, 4, [Piece(torch.ones(1, 4), 0, None, torch.tensor([1]))])},
+            ValueError,
+            "row 0 of 2 is in no piece",
+        ),
+        (
+            {"rows": RowPieces(2, 4, [Piece(torch.ones(2, 4), 0, None, torch.tensor([1, 2]))])},
+            ValueError,
+            "piece 0 does not fit: 2 rows of 16 bytes from byte 0 on of 32, to 1..2",
+        ),
+        (
+            {"rows": RowPieces(2, 4, [Piece(torch.ones(2, 2), 0, None, torch.tensor([0, 1]))])},
+            ValueError,
+            "rows of 8 bytes in piece 0, needed: 16",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(change, error, message):
+    given = {"rows": torch.ones(2, 4), "places": torch.tensor([0, 1])}
+    given["lengths"] = torch.tensor([1, 1])
+    with pytest.raises(error, match=message):
+        bag_sum(**(given | change))
