@@ -6,6 +6,7 @@ import re
 from support.examples import EXAMPLES
 from support.notebooks import executed, said
 from support.paths import ROOT
+from support.walked_page import not_printed
 
 NOTEBOOK = EXAMPLES / "notebook.ipynb"
 
@@ -21,6 +22,9 @@ def test_the_notebook_runs_and_a_killed_server_changes_no_bit(tmp_path):
     assert shapes == "{'embedding_bags.t.weight': (1000, 16)}"
     assert "! rank 1 died in step 50" in launched and "1 failure survived" in launched
     assert same == "True"
+    committed = [said(cell) for cell in code_cells(json.loads(NOTEBOOK.read_text()))]
+    for shown, printed in zip(committed, (wrote, alone, shapes, launched, same), strict=True):
+        assert not_printed(shown, printed) == [], printed
 
 
 def test_the_notebook_has_the_script_of_the_readme_and_outputs_of_a_run():

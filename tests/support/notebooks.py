@@ -32,4 +32,4 @@ def said(cell: Any) -> str:
         output["text"] if output["output_type"] == "stream" else output["data"]["text/plain"]
         for output in cell["outputs"]
     ]
-    return "".join(texts)
+    return "".join("".join(text) for text in texts)  # a file has lists of lines
