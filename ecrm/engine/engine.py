@@ -96,6 +96,7 @@ from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport
 from ecrm.protection.routing import (
     DENSE,
+    FoundRows,
     ShardRequests,
     StepReplies,
     StepResults,
@@ -222,13 +223,24 @@ class Engine:
         computed: Collection[int] = (),
         apply_follows: bool = False,
     ) -> dict[int, list[Tensor]]:
-        """Collective: current values of every slot's rows of every row space, float32 [U, dim].
+        """Collective: `find`, with the values copied to one place, float32 [U, dim]."""
+        found = self.find(rows, computed, apply_follows)
+        return {slot: [each.copied() for each in of_slot] for slot, of_slot in found.items()}
+
+    def find(
+        self,
+        rows: Mapping[int, Sequence[Tensor]],
+        computed: Collection[int] = (),
+        apply_follows: bool = False,
+    ) -> dict[int, list[FoundRows]]:
+        """Collective: current values of every slot's rows of every row space, where they lie.
 
         `rows[slot][space]` are unique row numbers, int64 [U], for every slot of this rank (row r
         of a table is row `offset + r` of the row space). Lost rows among `rows` are recovered
         first, or the protection's stand-in gives values instead. If values came ahead with the last
         `apply`, `rows` must equal `rows_ahead` of the same `apply`, and an `apply` must follow; the
-        values are returned as received. `apply_follows`, the same on every rank, lets rows without
+        values are returned as received. The values may be read until the next collective call.
+        `apply_follows`, the same on every rank, lets rows without
         a waiting slot come with the `apply`. A lookup without `apply_follows` only reads, in the
         phase at hand: with a stand-in the lookup restores nothing, as the lookup of a step must,
         and the stand-in remembers no row of the lookup. For `computed` slots, `apply` will be given

@@ -15,6 +15,7 @@ from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairRound
 from ecrm.protection.routing import (
     MARK,
+    FoundRows,
     RowMemory,
     ShardRequests,
     SlotRequests,
@@ -157,8 +158,8 @@ class Lookup:
 
     def rows(
         self, late: Mapping[int, Sequence[Received]], remember: bool
-    ) -> dict[int, list[Tensor]]:
-        """Rows of every waiting slot, by space, in the order asked, float32 [U, dim].
+    ) -> dict[int, list[FoundRows]]:
+        """Rows of every waiting slot, by space, in the order asked, where the rows came.
 
         `late` are replies received after a repair. With `remember`, a stand-in remembers the rows,
         and counts rows given in place of a shard.

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ecrm.device.copies import on_device, on_host
-from ecrm.kernels.pieces import Piece, copy_pieces
+from ecrm.kernels.bag_sum import RowPieces
+from ecrm.kernels.pieces import Piece
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.stripes import RowLayout
@@ -38,6 +39,21 @@ from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, ma
 
 RowMemory = Callable[[int, int], Tensor]
 """(rows, floats per row) -> memory for the rows on the CPU, float32, holding anything."""
+
+
+@dataclass(frozen=True)
+class FoundRows(RowPieces):
+    """Rows found for a slot, where shards or a stand-in left the rows.
+
+    Valid until the next exchange, share or shrink of this rank.
+    """
+
+    memory: RowMemory
+
+    def copied(self) -> Tensor:
+        """The rows in one place, float32 [U, dim], in memory from `memory`."""
+        return self.copy_into(self.memory(self.rows, self.dimension))
+
 
 Parts = dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]]
 """By slot and space, for every shard: shard number, places among the rows asked for, local rows."""
@@ -140,14 +156,15 @@ class SlotRequests:
         *replies: Mapping[int, Sequence[Received]],
         remember: bool = True,
         memory: RowMemory = torch.empty,
-    ) -> dict[int, list[Tensor]]:
-        """Rows of every slot not `computed`, by space, in the order asked, float32 [U, dim].
+    ) -> dict[int, list[FoundRows]]:
+        """Rows of every slot not `computed`, by space, in the order asked, not yet copied.
 
-        The rows come from all `replies` together, and lie in memory from `memory`. With `remember`,
-        a stand-in remembers the rows received, and counts the rows given in place of a shard.
+        The rows come from all `replies` together, and copies will lie in memory from `memory`. With
+        `remember`, a stand-in remembers the rows received, and counts the rows given in place of a
+        shard.
         """
         found = self.found(*replies)
-        result: dict[int, list[Tensor]] = {
+        result: dict[int, list[FoundRows]] = {
             slot: [] for slot in self._rows if slot not in self._computed
         }
         for (slot, space), parts in self._parts.items():
@@ -166,15 +183,15 @@ class SlotRequests:
                     for shard, place, _ in self._away[slot, space]
                 )
                 pieces += [(place, values, None) for place, values in given]
-            values = memory(wanted.numel(), self._widths[space])
+            width = self._widths[space]
             for _, piece, _ in pieces:
-                if piece.shape[1] != values.shape[1] or piece.dtype != values.dtype:
+                if piece.shape[1] != width or piece.dtype != torch.float32:
                     raise ValueError(
                         f"rows of {piece.shape[1]} {piece.dtype} came for rows of "
-                        f"{values.shape[1]} {values.dtype}"
+                        f"{width} {torch.float32}"
                     )
-            copy_pieces(values, [Piece(rows, 0, picked, place) for place, rows, picked in pieces])
-            result[slot].append(values)
+            of_pieces = [Piece(rows, 0, picked, place) for place, rows, picked in pieces]
+            result[slot].append(FoundRows(wanted.numel(), width, of_pieces, memory))
         return result
 
     def gradients(

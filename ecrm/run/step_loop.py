@@ -12,6 +12,7 @@ from ecrm.engine.computed import Computed
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.engine.step_input import StepInput
+from ecrm.protection.routing import FoundRows
 
 Batch = TypeVar("Batch")
 
@@ -45,14 +46,14 @@ class SlotResult:
 class SlotStep(Generic[Batch]):
     """One slot's part of a step, to be computed.
 
-    `values` are the slot's rows by row space, float32 [U, dim]. The caller computes and sets
-    `result`.
+    `values` are the slot's rows by row space, float32 [U, dim], or where the rows lie until the
+    next collective call. The caller computes and sets `result`.
     """
 
     step: int
     slot: int
     batch: Batch
-    values: Sequence[Tensor]
+    values: Sequence[Tensor | FoundRows]
     result: SlotResult | None = None
 
 
@@ -292,7 +293,7 @@ class StepLoop(Generic[Batch]):
         engine, step = self._engine, self._engine.step
         self._computed.begin(engine)
         rows = {slot: self._batches.rows(batch) for slot, batch in asked.items()}
-        values = engine.lookup(rows, self._computed.keys() & asked.keys(), apply_follows=True)
+        values = engine.find(rows, self._computed.keys() & asked.keys(), apply_follows=True)
         engine.enter("forward")
         parts = [SlotStep(step, slot, asked[slot], of) for slot, of in sorted(values.items())]
         if not self._batches.reusable:

@@ -16,6 +16,7 @@ from ecrm.base.console import say
 from ecrm.base.errors import ChangedDataError, UsageError
 from ecrm.device.copies import coming, on_device
 from ecrm.engine.engine import Engine
+from ecrm.kernels.bag_sum import RowPieces
 from ecrm.kernels.divide import divide
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
@@ -27,6 +28,7 @@ from ecrm.model.unseen_state import (
     of_module,
     used_by,
 )
+from ecrm.protection.routing import FoundRows
 from ecrm.run.finite import NO_SCALE
 from ecrm.run.slot_faults import BATCH, Place
 from ecrm.run.step_loop import SlotResult, SlotStep
@@ -265,7 +267,14 @@ class SlotWork:
     def begin(self, part: SlotStep[SessionBatch]) -> Any:
         """Prepare the user's code for a slot; returns the batch of the slot."""
         device = self._replica.device
-        self._leaves = [on_device(device, values).requires_grad_() for values in part.values]
+        found, values = dict[int, RowPieces](), list[Tensor]()
+        for space, each in enumerate(part.values):
+            if isinstance(each, FoundRows) and device.type == "cpu":
+                found[space] = each
+                values.append(each.memory(each.rows, each.dimension))
+            else:
+                values.append(each.copied() if isinstance(each, FoundRows) else each)
+        self._leaves = [on_device(device, each).requires_grad_() for each in values]
         self._engine.enter("forward")
         self._replica.begin_slot(part.slot)
         seed_slot(self._seed, part.step, part.slot)
@@ -277,7 +286,7 @@ class SlotWork:
         memory = {
             space: buffer for space, buffer in enumerate(buffers) if self._leaves[space].is_cpu
         }
-        self._source.current = FetchedRows(self._leaves, part.batch.rows, memory)
+        self._source.current = FetchedRows(self._leaves, part.batch.rows, memory, found)
         self._logged, self._skipped, self._stops = {}, False, False
         self._watch.begin(self._replica, part.step)
         self._scaler_calls = self._replica.scaler_calls
@@ -342,7 +351,10 @@ class SlotWork:
                 "dataset anew for each sample, or draw from torch, random or numpy, which are "
                 "seeded; a stream keeps all that decides its batches in its state_dict",
             )
-        part.batch, part.values = batch, [values.detach() for values in part.values]
+        part.batch = batch
+        part.values = [
+            values.detach() if isinstance(values, Tensor) else values for values in part.values
+        ]
         module = self._replica.module
         self._seen, self._used, self._counts = of_module(module), used_by(module), whole_numbers()
 

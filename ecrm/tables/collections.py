@@ -27,21 +27,55 @@ from ecrm.placement.tables import RowSpace
 from ecrm.tables.batch_rows import on_cpu
 from ecrm.tables.layout import Entry, Layout, check_ids
 from ecrm.tables.placeholder import check_loads, check_stays
-from ecrm.tables.pooling import Later, pool, spread
+from ecrm.tables.pooling import pool, spread
 from ecrm.tables.row_source import FetchedRows, RowSource
 
 
 class LookedUp(NamedTuple):
-    """A group of outputs, the fetched rows [U, D], the places [n], and who takes gradients."""
+    """A group of outputs, the places of its ids, [n], and the rows fetched for the slot."""
 
     entries: tuple[Entry, ...]
     pooling: str
-    rows: Tensor
+    space: int
     places: Tensor
     uses: Uses | None
-    look: Callable[[], None]
-    memory: Memory
-    later: Later
+    fetched: FetchedRows
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the rows."""
+        return self.fetched.leaves[self.space].device
+
+    @property
+    def memory(self) -> Memory:
+        """Memory for the gradients of the rows."""
+        return partial(self.fetched.take_memory, self.space)
+
+    def rows(self) -> Tensor:
+        """The rows for a use of the rows themselves, float32 [U, D]."""
+        self.fetched.look(self.space)
+        return self.fetched.filled(self.space)
+
+    def pooled(self, lengths: Tensor, weights: Tensor | None, features: int) -> Tensor:
+        """The bags of the rows, as by `pool`."""
+        fetched, found = self.fetched, None
+        fetched.look(self.space)
+        if self.pooling == "sum" and weights is None:
+            rows, found = fetched.leaves[self.space], fetched.found.get(self.space)
+        else:
+            rows = fetched.filled(self.space)
+        return pool(
+            rows,
+            self.places,
+            lengths,
+            self.pooling,
+            weights,
+            features,
+            self.memory,
+            self.uses,
+            partial(fetched.leave, self.space),
+            found,
+        )
 
 
 class _Rows:
@@ -150,12 +184,10 @@ class _Rows:
             LookedUp(
                 group.entries,
                 group.pooling,
-                fetched.leaves[group.space],
+                group.space,
                 found.places,
                 found.uses,
-                partial(fetched.look, group.space),
-                partial(fetched.take_memory, group.space),
-                partial(fetched.leave, group.space),
+                fetched,
             )
             for group, found in zip(self.layout.groups, places)
         ]
@@ -221,7 +253,7 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
             pooled = [torch.empty(0)] * len(self._embedding_names)
             device = torch.device("cpu")
             for group in looked_up:
-                device = group.rows.device
+                device = group.device
                 bags = self._bags(group, kjt)
                 counts = [jagged[entry.feature].lengths().numel() for entry in group.entries]
                 for entry, part in zip(group.entries, bags.split(counts)):
@@ -248,9 +280,8 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         if not self._in_one_piece(looked_up, kjt):
             return None
         (group,) = looked_up
-        group.look()
         by_sample = group.places.view(len(group.entries), -1).t().reshape(-1)
-        return group.rows, on_device(group.rows.device, by_sample), group.memory
+        return group.rows(), on_device(group.device, by_sample), group.memory
 
     def _has_single_ids(self, kjt: KeyedJaggedTensor) -> bool:
         """Whether every bag looked up by the collection has a single id."""
@@ -282,7 +313,6 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
 
     def _bags(self, group: LookedUp, kjt: KeyedJaggedTensor, features: int = 1) -> Tensor:
         """The bags of a group, feature after feature; side by side if `features` is the count."""
-        group.look()
         weights, entries = None, group.entries
         keys = kjt.keys()
         if [entry.feature for entry in entries] == keys and len(set(keys)) == len(keys):
@@ -292,17 +322,8 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
             members = [kjt.to_dict()[entry.feature] for entry in entries]
             lengths = torch.cat([member.lengths() for member in members])
             weights = [member.weights() for member in members] if self.is_weighted() else None
-        return pool(
-            group.rows,
-            group.places,
-            lengths.to(torch.int64, copy=True),
-            group.pooling,
-            None if weights is None else torch.cat(weights),
-            features,
-            group.memory,
-            group.uses,
-            group.later,
-        )
+        whole = None if weights is None else torch.cat(weights)
+        return group.pooled(lengths.to(torch.int64, copy=True), whole, features)
 
 
 class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[misc]
@@ -360,15 +381,14 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
         jagged = on_cpu(kjt).to_dict()
         found: dict[str, JaggedTensor] = {}
         for group in self._looked_up(features, lambda: jagged):
-            group.look()
             members = [jagged[entry.feature] for entry in group.entries]
             counts = [member.values().numel() for member in members]
-            parts = spread(group.rows, group.places.split(counts), group.memory)
+            parts = spread(group.rows(), group.places.split(counts), group.memory)
             for entry, member, values in zip(group.entries, members, parts):
                 found[names[entry.number]] = JaggedTensor(
                     values=values,
-                    lengths=on_device(group.rows.device, member.lengths()),
-                    weights=on_device(group.rows.device, member.values())
+                    lengths=on_device(group.device, member.lengths()),
+                    weights=on_device(group.device, member.values())
                     if self.need_indices()
                     else None,
                 )

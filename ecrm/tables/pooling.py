@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from ecrm.device.copies import on_device, on_host
+from ecrm.kernels.bag_sum import RowPieces, bag_sum
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.segment_sum import segment_sum
 from ecrm.kernels.unit_order import Uses
@@ -66,6 +67,7 @@ def pool(
     memory: Memory = no_memory,
     uses: Uses | None = None,
     later: Later = _at_once,
+    found: RowPieces | None = None,
 ) -> Tensor:
     """Sums or means of bags of rows, float32 [B, D]; an empty bag gives zeros.
 
@@ -79,8 +81,11 @@ def pool(
     Backward takes the memory for the gradients of the rows from `memory`. `uses` are the uses of
     the rows in `places`, if known. Backward then offers the gradients of the bags to `later`, and
     gives none to autograd if `later` takes the gradients.
+
+    `found`, for sums without weights, tells where the values of `rows` lie. Then `rows` may hold
+    anything: only the gradients of `rows` count.
     """
-    return _pool(rows, places, lengths, mode, weights, features, memory, uses, later)
+    return _pool(rows, places, lengths, mode, weights, features, memory, uses, later, found)
 
 
 def spread(
@@ -106,10 +111,14 @@ class _Pool(torch.autograd.Function):
         memory: Memory,
         uses: Uses | None,
         later: Later,
+        found: RowPieces | None,
     ) -> Tensor:
         ctx.save_for_backward(rows, places, lengths, weights)
         ctx.mode, ctx.features, ctx.memory = mode, features, memory
         ctx.uses, ctx.later = uses if rows.is_cpu else None, later
+        if rows.is_cpu and rows.dtype == torch.float32 and mode == "sum" and weights is None:
+            return bag_sum(rows.detach() if found is None else found, places, lengths, features)
+        assert found is None
         if features > 1:
             order = _by_sample(torch.arange(lengths.numel(), dtype=torch.int32), features)
             lengths, places, weights = torch.ops.fbgemm.permute_1D_sparse_data(
@@ -143,7 +152,7 @@ class _Pool(torch.autograd.Function):
         if weights is None and ctx.uses is not None:
             of_bags = BagGradients(ctx.uses, gradients, bags, whole)
             if ctx.later(of_bags):
-                return (None,) * 9
+                return (None,) * 10
             sums = unshared(ctx.memory)
             of_rows = torch.empty(rows.shape) if sums is None else sums
             of_bags.sum_into(of_rows)
@@ -155,7 +164,7 @@ class _Pool(torch.autograd.Function):
                 (of_weights,) = on_host((rows.index_select(0, places) * of_uses).sum(1))
             weighted = of_uses * on_device(rows.device, weights.unsqueeze(1))
             of_rows = _summed(rows, [(places, weighted, None)], ctx.memory)
-        return of_rows, None, None, None, of_weights, None, None, None, None
+        return of_rows, None, None, None, of_weights, None, None, None, None, None
 
 
 def _of_bags(gradients: Tensor, features: int, dim: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ecrm.kernels.bag_sum import RowPieces
 from ecrm.tables.batch_rows import BatchRows
 from ecrm.tables.pooling import BagGradients
 
@@ -27,17 +28,27 @@ class FetchedRows:
     `unsummed` are gradients of bags by row space, left by a backward for the end of the slot. Sum,
     division and test then take one pass. Gradients are left only where the bags are the single use
     of the rows: autograd adds the gradients of several uses in its own order.
+
+    `found[space]` tells where rows lie whose leaf is not filled yet. Sums of bags read the rows
+    there; any other use fills the leaf first (`filled`).
     """
 
     leaves: Sequence[Tensor]
     batch: BatchRows
     memory: dict[int, Tensor] = field(default_factory=dict)
+    found: dict[int, RowPieces] = field(default_factory=dict)
     unsummed: dict[int, BagGradients] = field(default_factory=dict)
     _looks: dict[int, int] = field(default_factory=dict)
 
     def take_memory(self, space: int) -> Tensor | None:
         """Memory for the gradients of a row space; `None` if taken, or without any."""
         return self.memory.pop(space, None)
+
+    def filled(self, space: int) -> Tensor:
+        """The leaf of a row space, with the values of the rows."""
+        if found := self.found.pop(space, None):
+            found.copy_into(self.leaves[space].detach())
+        return self.leaves[space]
 
     def look(self, space: int) -> None:
         """Count a use of the rows of a space by the model."""
