@@ -155,9 +155,9 @@ def launch(
         folder, start.steps, config.world_size, config.train.tensorboard, config.hooks, plain
     )
     stop_seconds, name = config.cluster.stop_seconds, secrets.token_hex(8)
-    ending = supervise(
-        line, folder, stop_seconds, name, watch, not somewhere, {VARIABLE: spec.text}
-    )
+    with hosts.head() if hosts is not None else contextlib.nullcontext({}) as links:
+        variables = {VARIABLE: spec.text, **links}
+        ending = supervise(line, folder, stop_seconds, name, watch, not somewhere, variables)
     if resume == AUTO_RESUME and ending.exit_code == 0 and look(folder, resume).complete:
         return 0
     try:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ecrm.base.errors import UsageError
 from ecrm.launch.hosts_file import Host, place, placement_in_words, read_hosts
 from ecrm.launch.network import Network, choose_network, local_networks
 from ecrm.launch.remote_rank import DEFAULT_KEEP_ALIVE, DEFAULT_STARTER, starter_words
+from ecrm.launch.run_head import run_head
 from ecrm.process.remote_agent import START_SECONDS
 
 SHORTEST_KEEP_ALIVE = 0.5
@@ -55,19 +57,21 @@ class RemoteHosts:
             network.address,
         ]
         words += ["--keep-alive", f"{self.keep_alive:g}", "--starter", self.starter]
-        return Plan(tuple(placed), network, tuple(words))
+        return Plan(tuple(placed), network, tuple(words), self.keep_alive)
 
 
 @dataclass(frozen=True)
 class Plan:
     """The host of each rank, the network between hosts, and the way to a host.
 
-    `placed` is the host of each rank; `words` run the program taking a rank to its host.
+    `placed` is the host of each rank; `words` run the program taking a rank to its host;
+    `keep_alive` is in seconds.
     """
 
     placed: tuple[Host, ...]
     network: Network
     words: tuple[str, ...]
+    keep_alive: float
 
     def command(self, command: Sequence[str], run_dir: Path) -> list[str]:
         """The words running a rank's command on its host.
@@ -79,6 +83,10 @@ class Plan:
     def in_words(self) -> list[str]:
         """The ranks of each host, one line a host."""
         return placement_in_words(self.placed)
+
+    def head(self) -> AbstractContextManager[dict[str, str]]:
+        """The head of the run, with the variables for the ranks; raises EcrmError."""
+        return run_head([host.name for host in self.placed], self.network.address, self.keep_alive)
 
     def try_hosts(self) -> None:
         """Run a small program on every host, in the way of a rank.

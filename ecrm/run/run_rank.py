@@ -26,7 +26,8 @@ from ecrm.process.stop_signals import StopSignals
 from ecrm.run.reading import launch_id
 from ecrm.run.run_folder import RunFolder
 from ecrm.transport.base import Transport
-from ecrm.transport.mpi import MpiTransport
+from ecrm.transport.links import LINKS, LinkTransport, Rendezvous
+from ecrm.transport.mpi import MpirunWord, MpiTransport
 
 LAST_WORDS_SECONDS = 5.0
 """Time for which a rank ending by an error waits for the others before killing itself."""
@@ -53,8 +54,8 @@ def run_rank(
     transport: Transport | None = None
     guarded.loaded()
     try:
-        transport = mpi = MpiTransport()
-        mpi.pulse = guarded.pulse
+        transport = _transport()
+        transport.pulse = guarded.pulse
         guarded.up()
         if count_calls:
             transport = CountedTransport(transport, guarded.calls)
@@ -77,6 +78,14 @@ def run_rank(
     guarded.done(code)
     take_leave(code, 0 if transport is None else transport.rank)
     os._exit(code)
+
+
+def _transport() -> Transport:
+    """Links if the launch has a head, as over several hosts, else MPI."""
+    if (text := os.environ.get(LINKS)) is None:
+        return MpiTransport()
+    word = MpirunWord()
+    return LinkTransport(word.rank, word.ranks, Rendezvous.of_text(text), word.dead)
 
 
 def _end_by(error: EcrmError, transport: Transport | None, run_dir: Path | None) -> int:

@@ -1,8 +1,8 @@
 """The interface between the engine and the carriers of bytes between ranks.
 
-Three implementations run the same engine: `ecrm.transport.mpi` (MPI with ULFM),
-`ecrm.testing.simulated_transport` (many ranks in one process, faults drawn from a seed) and
-`ecrm.transport.alone` (a single rank).
+Four implementations run the same engine: `ecrm.transport.mpi` (MPI with ULFM),
+`ecrm.transport.links` (links that may break, between hosts), `ecrm.testing.simulated_transport`
+(many ranks in one process, faults drawn from a seed) and `ecrm.transport.alone` (a single rank).
 
 A rank keeps its number for life: `rank` and `live` are numbers in the world at the start of the
 run, never renumbered after a death.

@@ -32,6 +32,8 @@ from ecrm.transport.membership import REPEAT_SECONDS, Member, Phase
 from ecrm.transport.membership_socket import MemberSocket
 from ecrm.transport.packed import KIND_NAMES, PackedTransport, bits_of, meaning_of
 
+LINKS = "ECRM_LINKS"
+"""The variable with the rendezvous of a run, as text."""
 AGREE = len(KIND_NAMES)
 CALL_NAMES = (*KIND_NAMES, "agree")
 LENT_BYTES = 1 << 16

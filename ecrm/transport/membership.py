@@ -23,8 +23,8 @@ comes. `ecrm.transport.membership_socket` carries the messages by UDP, out of re
 
 A new epoch begins once all members of the epoch want it, except the dead and the members that have
 left. A fenced member counts as dead once its death is told, or once its lease is over. The lease of
-a member lasts 0.7 keep-alive times from the last beat with an answer; the head waits for 0.9 from
-this answer. A fenced member is therefore gone before others go on.
+a member lasts 0.8 keep-alive times from the last beat with an answer; the head waits for a whole
+keep-alive time from this answer. A fenced member is therefore gone before others go on.
 
 The head is a single point of failure: its loss ends the run. To replace a lost head, the epoch, the
 members and the time of the last answers would have to be replicated.
@@ -43,8 +43,11 @@ ASK_SECONDS = 0.25
 """Time between two looks of a waiting member at the state of the head."""
 GATHER = 0.25
 """Share of the keep-alive time from first pair to choice: a host may be in several pairs."""
-HEAD_PATIENCE = 0.9
-"""Share of the keep-alive time for which the head waits for a beat."""
+HEAD_PATIENCE = 1.0
+"""Share of the keep-alive time for which the head waits for a beat.
+
+More than the patience of clients (`ecrm.process.remote_agent`), which tell the reason of a loss.
+"""
 FADES = 0.4
 """Seconds after which an unheard pair that is not reported again is forgotten."""
 

@@ -30,7 +30,7 @@ namespace links {
 
 constexpr double kIdle = 0.02;
 constexpr size_t kMostStrangers = 64;  // connections without a proof, at once
-constexpr double kAgentShare = 0.7;    // of the keep-alive time: the head waits for longer
+constexpr double kLeaseShare = 0.8;    // of the keep-alive time: the head waits for longer
 constexpr double kBeatShare = 0.05;
 
 // A sign of life of a rank to the head, and the head's answer; a proof follows each.
@@ -53,7 +53,7 @@ inline double clock_now() {
 class Lease {
  public:
   Lease(double keep_alive, double now)
-      : patience_(kAgentShare * keep_alive), pause_(kBeatShare * keep_alive), known_(now) {}
+      : patience_(kLeaseShare * keep_alive), pause_(kBeatShare * keep_alive), known_(now) {}
   // The number of a beat to send; 0: none is due.
   uint64_t beat(double now) {
     if (now < due_) return 0;

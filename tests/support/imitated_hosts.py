@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -100,6 +101,22 @@ class ImitatedHosts:
         """Two hosts do not hear each other any more; the head machine hears both."""
         self.deafen(name, other)
         self.deafen(other, name)
+
+    def reset(self, name: str, other: str, every: bool = False) -> int:
+        """Reset a TCP connection between processes of two hosts, or every one; returns how many.
+
+        0 also for a kernel that does not do this (CONFIG_INET_DIAG_DESTROY).
+        """
+        ss = ("netns", "exec", self.namespace(name), "ss", "-tnH")
+        to_other = ("dst", self.address(other))
+        lines = _ip(*ss, "state", "established", *to_other).splitlines()
+        random.shuffle(lines)
+        done = 0
+        for line in lines if every else lines[:1]:
+            here, there = (end.rpartition(":")[2] for end in line.split()[2:4])
+            words = ("--kill", *to_other, "sport", "=", f":{here}", "dport", "=", f":{there}")
+            done += bool(_ip(*ss, *words))
+        return done
 
     def _cable(self, name: str) -> str:
         return f"ec{os.getpid()}{name}"
