@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ecrm.placement.view import View
-from ecrm.transport.base import Transport
+from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Received, json_part, of_json_part, tensors
 
 _DOING = "others told of their state"
@@ -87,6 +87,8 @@ class Ledger:
         texts = [by_rank.get(mine, "") for by_rank in (self.why, self.refusals, self.findings)]
         words = json_part([self.noticed, *texts])
         shared = transport.share([numbers, words, *self.told.get(mine, ())])
+        if any(isinstance(parts[0], tuple) for parts in shared.values()):
+            raise PeerFailure("a rank was still at the start")  # and has learned of the engines now
         transport.barrier(_DOING)  # until then, survivors may hold different ledgers
         heard = {rank: _said(parts) for rank, parts in sorted(shared.items())}
         epochs = {rank: numbers_said[-1] for rank, (numbers_said, *_) in heard.items()}

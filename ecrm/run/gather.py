@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from ecrm.base.errors import EcrmError, UsageError
 from ecrm.engine.failures import FailureLog
 from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import json_part, of_json_part, tensors
+from ecrm.transport.message import Received, json_part, of_json_part, tensors
 
 
 def share_at_start(
@@ -18,21 +19,37 @@ def share_at_start(
 ) -> dict[int, list[torch.Tensor]]:
     """Call `Transport.share` before the first step, without the ranks dead by then.
 
-    An existing engine notices the deaths in its first call, and recovers. All survivors must see an
-    agreement end alike, as MPI promises: otherwise some ranks would still share, and some would be
-    further on. Raises LostTouch if the call keeps failing though no rank dies.
+    An existing engine notices the deaths in its first call, and recovers. Raises LostTouch if the
+    call keeps failing though no rank dies.
+
+    The agreement behind the call may end well on some ranks and fail on others. So each rank sends
+    the number of its round along. A rank that meets a later round, or a recovery of engines, knows
+    that the agreement has ended well, and has all parts already. The ranks ahead share again.
     """
-    log = FailureLog()
+    log, mine_now = FailureLog(), transport.rounds_at_start
+    shared: dict[int, list[torch.Tensor]] = {}
     while True:
         try:
-            shared = transport.share(mine)
-            if transport.agree(True):
-                return {rank: tensors(parts) for rank, parts in shared.items()}
+            received = transport.share([(mine_now,), *mine])
+            rounds = [_round_of(parts) for parts in received.values()]
+            if max(rounds) > mine_now:
+                break
+            if min(rounds) == mine_now:  # else a rank has missed the end of the round before
+                shared = {rank: tensors(parts[1:]) for rank, parts in received.items()}
+                if transport.agree(True):
+                    break
         except PeerFailure as failure:
             live = transport.live
             transport.shrink()
             log.shrunk(died=transport.live != live)
             log.check(log.futile, str(failure))
+    transport.rounds_at_start += 1
+    return shared
+
+
+def _round_of(parts: Sequence[Received]) -> float:
+    """The round of a rank's parts; infinity for parts of an engine."""
+    return parts[0][0] if parts and isinstance(parts[0], tuple) else math.inf
 
 
 def gather_results(transport: Transport, action: Callable[[], Any]) -> dict[int, Any]:
@@ -77,7 +94,9 @@ def decide(transport: Transport, action: Callable[[], Any]) -> Any:
     `action` on every rank.
     """
     while True:
-        first = transport.live[0]
-        said = gather_results(transport, action if transport.rank == first else lambda: None)
-        if first in said:
-            return said[first]
+        # a rank that is a round further on may still count a dead rank among the live
+        decides = transport.rank == transport.live[0]
+        said = gather_results(transport, (lambda: [action()]) if decides else list)
+        decided = [value for values in said.values() for value in values]
+        if decided:
+            return decided[0]

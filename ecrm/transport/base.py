@@ -122,6 +122,8 @@ class Transport(ABC):
     """
     shared_memory: SharedMemory | None = None
     """Memory shared by ranks of a host, for the introduction at the start, or `None`."""
+    rounds_at_start: int = 0
+    """Number of finished calls of `share_at_start`."""
     pulse: Pulse | None = None
     """The pulse of this rank's GPU, if a guard watches the GPU."""
     receive_memory: ReceiveMemory = staticmethod(new_memory)
@@ -241,6 +243,14 @@ class WrappedTransport(Transport):
     @sleeps.setter
     def sleeps(self, sleeps: bool) -> None:
         self.inner.sleeps = sleeps
+
+    @property
+    def rounds_at_start(self) -> int:
+        return self.inner.rounds_at_start
+
+    @rounds_at_start.setter
+    def rounds_at_start(self, rounds: int) -> None:
+        self.inner.rounds_at_start = rounds
 
     @property
     def shared_memory(self) -> SharedMemory | None:  # type: ignore[override]

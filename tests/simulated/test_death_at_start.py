@@ -6,17 +6,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ecrm.base.errors import EcrmError, UsageError
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.config import load_config
 from ecrm.config.script import Script
-from ecrm.run import claim
+from ecrm.run import claim, gather
 from ecrm.run.claim import claim_run
-from ecrm.run.gather import decide
+from ecrm.run.gather import decide, gather_results
 from ecrm.run.plan import Start
 from ecrm.run.spec import RunSpec
 from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
+from ecrm.testing.simulated_transport.outcome import SimulationError
+from ecrm.transport.base import PeerFailure
 
 
 class Lock:
@@ -36,17 +39,22 @@ class Lock:
         return bool(self.owners)
 
 
-def cluster_of_mpi(faults):
-    """A cluster whose survivors see the end of a call alike, as MPI promises of an agreement."""
-    cluster = SimulatedCluster(4, 1, faults)
-    cluster._completes = 1.0
-    return cluster
+def engines_meet(transport) -> None:
+    """What follows every start: the engines share, and recover from a failure."""
+    while True:
+        try:
+            parts = transport.share([torch.zeros(1)])
+            if all(isinstance(part, torch.Tensor) for part, *_ in parts.values()):
+                return
+        except PeerFailure:
+            transport.shrink()
 
 
+@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("dead", [(), (0,), (0, 1)])
-def test_the_next_rank_takes_the_folder_and_decides(dead, monkeypatch, tmp_path):
+def test_the_next_rank_takes_the_folder_and_decides(dead, seed, monkeypatch, tmp_path):
     owners: list[int] = []
-    cluster = cluster_of_mpi([PhaseFault(rank, 0, "take") for rank in dead])
+    cluster = SimulatedCluster(4, seed, [PhaseFault(rank, 0, "take") for rank in dead])
     monkeypatch.setattr(claim, "RunLock", lambda folder, host: Lock(owners))
     monkeypatch.setattr(claim, "check_run_dir", lambda folder, mine: None)
     config = load_config("tiny", ["data.path=x"])
@@ -60,6 +68,7 @@ def test_the_next_rank_takes_the_folder_and_decides(dead, monkeypatch, tmp_path)
     def program(transport):
         spec, trained = RunSpec(Script(Path("train.py")), config, tmp_path), transport.rank
         run, ready = claim_run(transport, spec, trained, lambda run: trained, lambda line: None)
+        engines_meet(transport)
         return run.start.steps, run.start.identity["rows_seed"], list(ready.values())
 
     monkeypatch.setattr(claim, "find_starting_point", find)
@@ -69,16 +78,19 @@ def test_the_next_rank_takes_the_folder_and_decides(dead, monkeypatch, tmp_path)
     assert outcome.results == {rank: (7, len(dead), live) for rank in live}
 
 
+@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("dead", [(), (0,), (0, 1)])
-def test_the_next_rank_looks(dead):
-    cluster = cluster_of_mpi([PhaseFault(rank, 0, "look") for rank in dead])
+def test_the_next_rank_looks(dead, seed):
+    cluster = SimulatedCluster(4, seed, [PhaseFault(rank, 0, "look") for rank in dead])
 
     def program(transport):
         def look():
             cluster.enter_phase(transport.rank, 0, "look")
             return transport.rank
 
-        return decide(transport, look)
+        rank = decide(transport, look)
+        engines_meet(transport)
+        return rank
 
     outcome = cluster.run(program)
     assert outcome.results == {rank: len(dead) for rank in range(len(dead), 4)}
@@ -123,3 +135,36 @@ def test_a_rank_with_another_checkpoint_than_the_first_ends_the_start(there, mon
     else:
         assert f"finds another checkpoint at {tmp_path / 'step-5'} than the first rank" in said
         assert speaker == 1 and "\n" not in said
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_death_in_an_agreement_parts_no_ranks(numbered, monkeypatch):
+    """Some survivors see the agreement end well, and are a round further on than the others."""
+    if not numbered:  # the twin: values of a round are taken for those of the next
+        monkeypatch.setattr(gather, "_round_of", lambda parts: 0)
+    parted = 0
+    for seed in range(60):
+        kill = [PhaseFault(3, number, "between") for number in (seed % 6,)]
+        cluster = SimulatedCluster(4, seed, kill)
+
+        def program(transport, cluster=cluster):
+            heard = []
+            for number in range(6):
+                cluster.enter_phase(transport.rank, number, "between")
+                if not numbered:
+                    transport.rounds_at_start = 0
+                values = gather_results(transport, lambda number=number: number)
+                heard.append(set(values.values()))
+            engines_meet(transport)
+            return heard
+
+        try:
+            results = cluster.run(program).results
+        except SimulationError:
+            parted += 1
+            continue
+        assert results.keys() >= {0, 1, 2}
+        parted += any(
+            heard != {number} for said in results.values() for number, heard in enumerate(said)
+        )
+    assert parted == 0 if numbered else parted > 0
