@@ -1,6 +1,6 @@
-"""Training of recommendation models whose embedding tables survive the death of servers.
+"""Training of recommendation models, with embedding tables that survive the death of servers.
 
-Scripts use `import ecrm`, then `ecrm.Session`. Nothing heavy is loaded before its first use.
+Scripts use `import ecrm`, then `ecrm.Session`. Heavy modules are loaded at the first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The model of a config, as its [data], [model] and [train] describe the training.
 
 `ecrm launch CONFIG` runs this script, and the config decides everything. A copy of the script is a
-script like any other; `ecrm launch` then says what a config says of ranks and protection:
+script like any other script, and options of `ecrm launch` give the ranks and the protection:
 
     cp ecrm/recipes/train.py mine.py
     ecrm launch mine.py --servers 4 --trainers 2 --spares 1 -k 3 -m 1 -- \\
