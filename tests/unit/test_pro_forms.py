@@ -71,14 +71,11 @@ PAGES = {
 
 
 def of_python(path: Path) -> str:
-    """The docstrings and comments of a file."""
+    """The docstrings and comments of a file, docstrings below constants included."""
     source = path.read_text()
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [
-        ast.get_docstring(node) or ""
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, documented)
-    ]
+    statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr)]
+    values = [node.value.value for node in statements if isinstance(node.value, ast.Constant)]
+    found = [value for value in values if isinstance(value, str)]
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     found += [token.string[1:] for token in tokens if token.type == tokenize.COMMENT]
     return "\n".join(found)
