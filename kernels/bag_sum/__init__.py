@@ -1,4 +1,4 @@
-"""Sum the rows of bags from wherever the rows lie: nobody copies them to one place first."""
+"""Sum the rows of bags in place, without a copy of scattered rows to one matrix."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["RowPieces", "bag_sum"]
 
 @dataclass(frozen=True)
 class RowPieces:
-    """The rows of a matrix, each in one of several other matrices.
+    """The rows of a matrix, scattered over several source matrices.
 
     Args:
-        rows: How many.
+        rows: The number of rows.
         dimension: Floats of a row.
-        pieces: As for `copy_pieces`, at byte 0, each with `to`. Sources are float32; every row is
-            in a piece.
+        pieces: As for `copy_pieces`, at byte 0, with `to`. Sources are float32; every row is in a
+            piece.
     """
 
     rows: int
@@ -57,17 +57,17 @@ def bag_sum(
     features: int = 1,
     backend: str = "auto",
 ) -> torch.Tensor:
-    """Sum the rows of each bag, in the order of the uses, from zero on.
+    """Sum the rows of every bag, in the order of the uses, from zero on.
 
-    The bags of a feature follow each other, then those of the next; the sums of a sample's bags
-    come out side by side. An empty bag gives zeros.
+    Bags are ordered by feature, then by sample. The sums of a sample's bags come out side by side.
+    An empty bag gives zeros.
 
     Legend: U rows of D floats, n uses, B bags.
 
     Args:
-        rows: float32 [U, D], contiguous, on the CPU; or their pieces.
-        places: int64 [n], contiguous: the row of each use, bag after bag.
-        lengths: int64 [B], contiguous: the uses of each bag.
+        rows: float32 [U, D], contiguous, on the CPU; or the pieces of the rows.
+        places: int64 [n], contiguous: the row of every use, bag after bag.
+        lengths: int64 [B], contiguous: the number of uses of every bag.
         features: A divisor of B.
 
     Returns a new float32 [B / features, features * D].

@@ -1,4 +1,4 @@
-"""Sum the values of each row's uses, divide the sums, and test that all are finite: one pass."""
+"""Sum values row by row, divide the sums, and test for finite results, in one pass."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def segment_sum(
 ) -> bool:
     """Sum values row by row, and return whether all results are finite.
 
-    Row u of `out` becomes the sum of `values[picked[use]]` over the row's uses, in their order,
-    from zero on, divided by `divisor`. A row without uses becomes zeros. Matrices may be views with
-    a row stride if rows are contiguous.
+    Row u of `out` becomes the sum of `values[picked[use]]` over the row's uses, in the order of
+    uses, from zero on, divided by `divisor`. A row without uses becomes zeros. Matrices may be
+    views with a row stride if rows are contiguous.
 
     Legend: U rows of D floats, n uses.
 
     Args:
-        out: float32 [U, D], overwritten. Not checked: that its memory is not that of `values`.
+        out: float32 [U, D], overwritten. Not checked: that `out` and `values` share no memory.
         uses: The uses of the U rows, n in all.
         values: float32 [n, D]; with `picked` any number of rows.
-        picked: int64 [n], contiguous; may repeat. None: use i has `values[i]`.
+        picked: int64 [n], contiguous; may repeat. `None`: use i has `values[i]`.
         divisor: Rounded to float32.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.

@@ -1,8 +1,9 @@
-"""Sort rows by shard and by unit of their stripes, so that what goes to one rank lies together.
+"""Sort rows by shard and by unit of the stripe, so that all data for one rank lies together.
 
 Local row r of a shard is data unit `r % units` of a stripe, in the period `r // units`. Legend: n
-rows, U of them different. `rows` is int64 [n], contiguous, none negative, n below 2^32. On a GPU
-all are below 2^62 (not checked). All functions raise TypeError or ValueError, with the numbers.
+rows, U different rows. `rows` is int64 [n], contiguous, not negative, n below 2^32. On a GPU all
+row numbers are below 2^62 (not checked). All functions raise TypeError or ValueError, with the
+numbers.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _LARGEST = (1 << 63) - 1
 
 
 class Uses(NamedTuple):
-    """The uses of each of U unique rows, n in all.
+    """The n uses of U unique rows, row by row.
 
     Args:
         starts: int32 [U + 1]. The uses of row u are `order[starts[u] : starts[u + 1]]`.
-        order: int32 [n]. The places of the uses, ascending for each row.
+        order: int32 [n]. The places of the uses, ascending within a row.
     """
 
     starts: Tensor
@@ -33,9 +34,9 @@ class Uses(NamedTuple):
 
 
 def unique_by_unit(rows: Tensor, units: int, backend: str = "auto") -> tuple[Tensor, Tensor]:
-    """Unique rows, unit by unit and ascending in each, and the place of each row among them.
+    """Sort and deduplicate rows, unit by unit, ascending within a unit.
 
-    Returns int64 [U] and int64 [n].
+    Returns the unique rows, int64 [U], and the place of every row among the unique rows, int64 [n].
     """
     chosen = _choose("unique_by_unit", rows, units, backend, has_triton=True)
     if chosen == "triton":
@@ -56,7 +57,7 @@ def unique_by_unit(rows: Tensor, units: int, backend: str = "auto") -> tuple[Ten
 def unique_with_uses(
     rows: Tensor, units: int, backend: str = "auto"
 ) -> tuple[Tensor, Tensor, Uses]:
-    """As `unique_by_unit`, with the uses of each unique row, from the same sort.
+    """Like `unique_by_unit`, with the uses of every unique row, from the same sort.
 
     `rows` has fewer than 2^31 elements.
     """
@@ -86,9 +87,10 @@ def unique_with_uses(
 def split_by_unit(
     rows: Tensor, units: int, backend: str = "auto"
 ) -> tuple[list[int], Tensor, bool]:
-    """How many rows each unit has, the period of each row, and whether the units ascend.
+    """Count the rows of every unit, and compute the period of every row.
 
-    Returns a list of `units` numbers, int64 [n], and a bool.
+    Returns a list of `units` counts, the periods, int64 [n], and whether the units of the rows
+    ascend.
     """
     chosen = _choose("split_by_unit", rows, units, backend)
     if chosen == "reference":
@@ -105,13 +107,12 @@ def split_by_unit(
 def split_by_shard(
     rows: Tensor, k: int, m: int, shards: int, backend: str = "auto"
 ) -> tuple[list[int], Tensor, Tensor]:
-    """Sort the rows of a row space by the shard that holds them.
+    """Sort the rows of a row space by the hosting shard.
 
-    Stripes have `k` data and `m` parity units over `shards` shards. `ecrm.placement.stripes` lays
-    them out.
+    Stripes have `k` data and `m` parity units over `shards` shards, as in `ecrm.placement.stripes`.
 
-    Returns how many rows each shard has; then, shard by shard and in the order given in each, their
-    places in `rows`, int64 [n], and their local row numbers in the shard, int64 [n].
+    Returns the number of rows per shard; then, shard by shard and in the given order within a
+    shard, the places in `rows`, int64 [n], and the local row numbers in the shard, int64 [n].
     """
     chosen = _choose("split_by_shard", rows, k, backend)
     if m < 0 or k + m > shards:

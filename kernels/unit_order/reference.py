@@ -1,4 +1,4 @@
-"""The definition of the operations, in plain torch operations."""
+"""The definition, in plain torch operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unique_by_unit(rows: Tensor, units: int) -> tuple[Tensor, Tensor]:
 
 
 def unique_with_uses(rows: Tensor, units: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """As in the package; the uses as starts and order."""
+    """As in the package, with the uses as a tuple of starts and order."""
     unique, places = unique_by_unit(rows, units)
     counts = torch.bincount(places, minlength=unique.numel())
     starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
