@@ -1,10 +1,9 @@
-// out[bag] = the sum of the rows of the bag's uses, in their order, wherever the rows lie; see
-// README.md.
+// out[bag] = the sum of the rows of the bag's uses, in order, with scattered rows; see README.md.
 #include "native.h"
 
 namespace ecrm {
 
-// As in __init__.py. Bags lie feature after feature, their sums sample after sample.
+// The arguments, as in __init__.py. Bags are ordered by feature, sums by sample.
 struct Bags {
   float* out;
   const float* const* addresses;
@@ -20,7 +19,7 @@ struct Bags {
 
 ECRM_ENTRY void ecrm_bag_sum(const ecrm::Bags* bags) { ECRM_PICK(bag_sum)(*bags); }
 
-// Whether no length is negative and all together are `uses`.
+// Whether no length is negative and the sum of all lengths is `uses`.
 ECRM_ENTRY int ecrm_lengths_fit(const int64_t* lengths, int64_t bags, int64_t uses) {
   int64_t left = uses;
   for (int64_t bag = 0; bag < bags; ++bag) {

@@ -2,8 +2,8 @@
 
 constexpr int64_t kUsesAhead = 8;
 
-// `lanes` lanes of a bag from column `first` on: zeros, then the rows of its uses in their order.
-// `lanes` is a constant, so that the sums stay in registers.
+// Sums `lanes` lanes of a bag, from column `first` on: zeros plus the rows of the bag's uses in
+// order. `lanes` is a constant, so the sums stay in registers.
 ECRM_INLINE void sum_lanes(const Bags& b, const int64_t* places, int64_t uses, int64_t first,
                            int lanes, float* to) {
   Floats sum[8] = {};
@@ -19,7 +19,7 @@ ECRM_INLINE void sum_lanes(const Bags& b, const int64_t* places, int64_t uses, i
 }
 
 static void bag_sum(const Bags& given) {
-  const Bags b = given;  // of which the compiler knows that writing sums does not change it
+  const Bags b = given;  // a copy: the compiler knows that writes of sums do not change `b`
   const int64_t* places = b.places;
   const int64_t* last = b.places + b.uses - 1;
   for (int64_t feature = 0; feature < b.features; ++feature) {

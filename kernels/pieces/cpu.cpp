@@ -36,15 +36,15 @@ static bool fits(const Piece& piece, int64_t bytes) {
 #define ECRM_LOOPS "pieces/loops.h"
 #include "each_set.h"
 
-// The first piece that does not fit its source or the `bytes` of the target; -1: all fit.
+// The first piece that does not fit the source or the `bytes` of the target; -1: all pieces fit.
 ECRM_ENTRY int64_t ecrm_first_bad_piece(int64_t bytes, const ecrm::Piece* pieces, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
     if (!ecrm::fits(pieces[i], bytes)) return i;
   return -1;
 }
 
-// Writes where each of `rows` rows lies, by the pieces that would be copied there; returns whether
-// every row is in a piece.
+// Writes the addresses of `rows` rows: the sources from which the pieces would copy the rows.
+// Returns whether every row is in a piece.
 ECRM_ENTRY int ecrm_piece_addresses(const uint8_t** out, int64_t rows, const ecrm::Piece* pieces,
                                     int64_t n) {
   for (int64_t row = 0; row < rows; ++row) out[row] = nullptr;

@@ -1,10 +1,10 @@
-// out[r] = (sum of values[picked[u]] over the uses u of row r, in their order) / divisor, and whether
-// all are finite; see README.md. Strides count floats.
+// out[r] = (sum of values[picked[u]] over the uses u of row r, in order) / divisor, and a test that
+// all results are finite; see README.md. Strides count floats.
 #include "native.h"
 
 namespace ecrm {
 
-// As in __init__.py. `picked` is null where the value of use u is values[u].
+// The arguments, as in __init__.py. With a null `picked` the value of use u is values[u].
 struct Sums {
   float* out;
   int64_t out_stride, rows, dimension;
@@ -16,7 +16,7 @@ struct Sums {
   float divisor;
 };
 
-// From so many bytes on the sums go to memory past the caches: their reader is another process.
+// From this size on, sums go to memory past the caches: the reader is a different process.
 constexpr int64_t kStreamedBytes = 1 << 20;
 
 ECRM_INLINE const float* value_of(const Sums& s, int64_t use) {
@@ -30,7 +30,7 @@ ECRM_INLINE const float* value_of(const Sums& s, int64_t use) {
 
 ECRM_ENTRY int ecrm_segment_sum(const ecrm::Sums* sums) { return ECRM_PICK(segment_sum)(*sums); }
 
-// Whether starts begin at 0, ascend and end at n, and all of order lie in 0..n-1.
+// Whether `starts` begins at 0, ascends and ends at n, and all places of `order` lie in 0..n-1.
 ECRM_ENTRY int ecrm_uses_fit(const int32_t* starts, int64_t rows, const int32_t* order, int64_t n) {
   bool fits = starts[0] == 0 && starts[rows] == n;
   for (int64_t row = 0; row < rows; ++row) fits &= starts[row] <= starts[row + 1];

@@ -3,13 +3,13 @@
 constexpr int64_t kUsesAhead = 8;
 constexpr int64_t kMostLanes = 8;
 
-// The largest magnitude seen so far, by lane: bits of magnitudes are ordered as the magnitudes, NaN
-// above infinity.
+// The largest magnitude until now, by lane. Bits of magnitudes are ordered as the magnitudes, with
+// NaN above infinity.
 typedef int32_t Magnitudes __attribute__((vector_size(4 * kFloats)));
 constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
-// `lanes` lanes of every row from column `first` on: zeros, then the values of the row's uses in
-// their order; divided and written once. `lanes` is a constant, so that the sums stay in registers.
+// Sums `lanes` lanes of every row, from column `first` on: zeros plus the values of the row's uses
+// in order, divided and written once. `lanes` is a constant, so the sums stay in registers.
 ECRM_INLINE Magnitudes sum_lanes(const Sums& s, int64_t first, int lanes, bool streamed,
                                  Magnitudes largest) {
   const int32_t last = s.starts[s.rows] - 1;
@@ -41,7 +41,7 @@ ECRM_INLINE Magnitudes sum_lanes(const Sums& s, int64_t first, int lanes, bool s
   return largest;
 }
 
-// The columns from `first` on, fewer than a lane.
+// Sums the columns from `first` on, fewer than a lane.
 static bool sum_rest(const Sums& s, int64_t first) {
   int32_t largest = 0;
   for (int64_t row = 0; row < s.rows; ++row) {
@@ -85,7 +85,7 @@ ECRM_INLINE bool sum_columns(const Sums& s, bool streamed) {
 
 // Returns whether all quotients are finite.
 static bool segment_sum(const Sums& given) {
-  const Sums s = given;  // of which the compiler knows that writing rows does not change it
+  const Sums s = given;  // a copy: the compiler knows that writes to rows do not change `s`
   const int64_t bytes = 4 * kFloats;
   const bool aligned = reinterpret_cast<uintptr_t>(s.out) % bytes == 0 &&
                        s.out_stride * 4 % bytes == 0;

@@ -11,7 +11,7 @@ constexpr int kDigits = 1 << kDigitBits;
 
 static int bits_of(uint64_t x) { return x == 0 ? 0 : 64 - __builtin_clzll(x); }
 
-// A key and its place in one word: half the bytes to sort, for all keys that leave room for places.
+// A key and a place in one word: half the bytes to sort, for all keys with room left for a place.
 struct InOneWord {
   using Entry = uint64_t;
   int place_bits;
@@ -33,8 +33,8 @@ struct InTwoWords {
   uint64_t place(const Entry& of) const { return of.place; }
 };
 
-// x / divisor and what is left, without a division where the divisor is a power of two: on row
-// numbers that is most of the work.
+// Divides by a constant, with a shift if the constant is a power of two. Divisions of row numbers
+// are most of the work.
 struct Divider {
   explicit Divider(uint64_t by) : by(by), shift((by & (by - 1)) == 0 ? __builtin_ctzll(by) : -1) {}
   uint64_t quotient(uint64_t x) const { return shift >= 0 ? x >> shift : x / by; }
@@ -57,7 +57,7 @@ static void sort_by_key(std::vector<typename Form::Entry>& entries, uint64_t lar
   }
 }
 
-// As ecrm_unique_by_unit, with a bound of the keys.
+// Like ecrm_unique_by_unit, with a bound of the keys.
 template <typename Form>
 static int64_t unique_by_unit(const int64_t* rows, int64_t n, const Divider& divider,
                               uint64_t span, uint64_t largest, int64_t* unique, int64_t* places,
@@ -85,10 +85,11 @@ static int64_t unique_by_unit(const int64_t* rows, int64_t n, const Divider& div
 
 }  // namespace ecrm
 
-// Writes the unique rows to unique, unit by unit and ascending in each, and to places where each of
-// rows is among them; returns how many there are. Rows are at least 0, n below 2^32. Unless null,
-// starts gets where the uses of each unique row begin in uses, and after them n; uses gets the
-// places in rows, row by row and ascending in each, for n below 2^31.
+// Writes the unique rows to `unique`, unit by unit and ascending within a unit. Writes the place of
+// every row among the unique rows to `places`. Returns the number of unique rows. Rows are at least
+// 0, n below 2^32. Unless null, `starts` gets the begin of the uses of every unique row in `uses`,
+// and n at the end. `uses` gets places in `rows`, row by row, ascending within a row, for n below
+// 2^31.
 ECRM_ENTRY int64_t ecrm_unique_by_unit(const int64_t* rows, int64_t n, int64_t units,
                                        int64_t* unique, int64_t* places, int32_t* starts,
                                        int32_t* uses) {
@@ -110,8 +111,8 @@ ECRM_ENTRY int64_t ecrm_unique_by_unit(const int64_t* rows, int64_t n, int64_t u
   return count;
 }
 
-// Writes rows[i] / units to periods and how many rows are of each unit to counts; returns whether
-// the units of rows ascend.
+// Writes rows[i] / units to `periods`, and the number of rows of every unit to `counts`. Returns
+// whether the units of the rows ascend.
 ECRM_ENTRY int ecrm_split_by_unit(const int64_t* rows, int64_t n, int64_t units, int64_t* periods,
                                   int64_t* counts) {
   using namespace ecrm;
@@ -130,9 +131,10 @@ ECRM_ENTRY int ecrm_split_by_unit(const int64_t* rows, int64_t n, int64_t units,
   return ascend;
 }
 
-// Row r of a row space is unit r % k of stripe r / k, on shard (stripe + m + unit) % shards, there
-// row stripe / shards * k + unit. Writes, shard by shard and in the order given in each, the places
-// of its rows to places and their rows there to local, and how many to counts.
+// Row r of a row space is unit r % k of stripe r / k. The row lies on shard (stripe + m + unit) %
+// shards, as local row stripe / shards * k + unit. Writes the places of the rows to `places` and
+// the local rows to `local`, shard by shard, in the given order within a shard. Writes the number
+// of rows of every shard to `counts`.
 ECRM_ENTRY void ecrm_split_by_shard(const int64_t* rows, int64_t n, int64_t k, int64_t m,
                                     int64_t shards, int64_t* places, int64_t* local,
                                     int64_t* counts) {
