@@ -22,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 
 from ecrm.base.errors import DataError
-from ecrm.data.criteo_fields import FieldError, Fields, fields_of
+from ecrm.data.criteo_fields import Fields, fields_of
 from ecrm.data.layout import COLUMN_NAMES, LineLayout, detect_layout
 from ecrm.data.malformed import Malformed
 from ecrm.data.text_file import CountedFile, check_input, decoded
@@ -33,9 +33,6 @@ MAX_LINE_BYTES = 1 << 16
 MAX_DIGITS = 18  # the most decimal digits sure to fit in an int64
 MAX_FRACTION_ZEROS = 8
 MISSING_WORDS = (b"nan", b"null", b"none")  # in any case
-
-_FEW_LINES = 16
-"""Lines judged one by one, where a malformed line is among them."""
 
 
 @dataclass(frozen=True)
@@ -81,55 +78,66 @@ class Piece:
     def rows(self) -> Rows:
         """Parse the lines; to be called on any thread."""
         bad: list[Malformed] = []
-        parts = _parsed(self.text, self.lines, self.layout) or self._line_by_line(bad)
+        fields, doubtful = Fields.of_rows([]), np.zeros(0, np.int64)
+        if plain := _are_plain(self.text, self.layout):
+            fields, doubtful = fields_of(self.text, self.layout)
+            plain = len(fields.labels) + len(doubtful) == self.lines  # else a line is blank
+        if not plain or len(doubtful):
+            lines = [line.removesuffix(b"\r") for line in self.text.split(b"\n")[:-1]]
+            numbers = np.flatnonzero([bool(line) for line in lines])
+            if not plain:
+                filled = [lines[number] + b"\n" for number in numbers]
+                fit = np.array([_are_plain(line, self.layout) for line in filled], bool)
+                text = b"".join(line for line, one in zip(filled, fit) if one)
+                fields, doubtful = fields_of(text, self.layout)
+                doubtful = np.union1d(np.flatnonzero(~fit), np.flatnonzero(fit)[doubtful])
+            judged = [lines[number] for number in numbers[doubtful]]
+            fields = self._with_judged(fields, judged, numbers[doubtful], doubtful, bad)
         return Rows(
-            parts.labels, parts.integers, parts.categories, parts.missing, bad, self.bytes_read
+            fields.labels,
+            fields.integers,
+            fields.categories,
+            fields.missing,
+            bad,
+            self.bytes_read,
         )
 
-    def _line_by_line(self, bad: list[Malformed]) -> Fields:
-        """The fields of the lines neither blank nor malformed; malformed lines go to `bad`."""
-        lines = [line.removesuffix(b"\r") for line in self.text.split(b"\n")[:-1]]
-        numbers = [number for number, line in enumerate(lines, self.first_line) if line]
-        return Fields.joined(list(self._sound([line for line in lines if line], numbers, bad)))
+    def _with_judged(
+        self,
+        fields: Fields,
+        lines: Sequence[bytes],
+        numbers: np.ndarray,
+        places: np.ndarray,
+        bad: list[Malformed],
+    ) -> Fields:
+        """The fields with those of `lines`, judged one by one; malformed lines go to `bad`.
 
-    def _sound(
-        self, lines: Sequence[bytes], numbers: Sequence[int], bad: list[Malformed]
-    ) -> Iterator[Fields]:
-        """Yield the fields of sound lines, found by halving; malformed lines go to `bad`."""
-        if not lines:
-            return
-        if len(lines) > _FEW_LINES:
-            parts = _parsed(b"\n".join((*lines, b"")), len(lines), self.layout)
-            if parts is not None:
-                yield parts
-                return
-            half = len(lines) // 2
-            yield from self._sound(lines[:half], numbers[:half], bad)
-            yield from self._sound(lines[half:], numbers[half:], bad)
-            return
-        rows = []
-        for line, number in zip(lines, numbers, strict=True):
+        `numbers` are the places of the lines in the text, `places` those among lines not blank.
+        """
+        rows, kept = [], []
+        for line, number, place in zip(lines, numbers.tolist(), places.tolist(), strict=True):
             reason = why_malformed(line, self.layout)
             if reason:
-                bad.append(Malformed(self.path, number, reason))
+                bad.append(Malformed(self.path, self.first_line + number, reason))
             else:
                 rows.append(row_of(line, self.layout))
-        yield Fields.of_rows(rows)
+                kept.append(place - len(bad))
+        return fields.with_rows(Fields.of_rows(rows), np.array(kept, np.int64))
 
 
-def _parsed(text: bytes, lines: int, layout: LineLayout) -> Fields | None:
-    """The fields of lines, each with a line feed; None if a line is blank or may be malformed."""
+def _are_plain(text: bytes, layout: LineLayout) -> bool:
+    """Whether lines, each with a line feed, are fit for `fields_of`, if none is blank."""
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return False
     if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
-        return None
-    if layout.columns > len(COLUMN_NAMES):  # a column never read may make a line too long
-        feeds = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
-        if np.diff(feeds, prepend=-1).max(initial=0) > MAX_LINE_BYTES:
-            return None
-    try:
-        found = fields_of(text, layout)
-    except FieldError:
-        return None
-    return found if len(found.labels) == lines else None
+        return False
+    if layout.columns == len(COLUMN_NAMES):
+        return True  # in a longer line a field is too long
+    feeds = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+    return bool(np.diff(feeds, prepend=-1).max(initial=0) <= MAX_LINE_BYTES + 1)
 
 
 def read_criteo(

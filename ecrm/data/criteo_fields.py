@@ -28,10 +28,6 @@ _JOINS = tuple(
 )
 
 
-class FieldError(Exception):
-    """A line may be malformed, or written in a rare way."""
-
-
 @dataclass(frozen=True)
 class Fields:
     """The fields of R lines: see `ecrm.data.criteo.Rows`."""
@@ -54,58 +50,72 @@ class Fields:
             missing,
         )
 
-    @classmethod
-    def joined(cls, parts: Sequence[Fields]) -> Fields:
-        """The rows of all parts, one part after the other."""
-        parts = [*parts, cls.of_rows([])]
-        names = ("labels", "integers", "categories", "missing")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    def with_rows(self, rows: Fields, places: np.ndarray) -> Fields:
+        """These rows and further `rows`, which take the places int64 [R] among all rows."""
+        count = len(self.labels) + len(rows.labels)
+        others = np.ones(count, bool)
+        others[places] = False
+        joined = []
+        for name in ("labels", "integers", "categories", "missing"):
+            mine, given = getattr(self, name), getattr(rows, name)
+            into = np.empty((count, *mine.shape[1:]), mine.dtype)
+            into[others], into[places] = mine, given
+            joined.append(into)
+        return Fields(*joined)
 
 
-def fields_of(text: bytes, layout: LineLayout) -> Fields:
-    """Return the fields of lines, each with a line feed; blank lines are left out.
+def fields_of(text: bytes, layout: LineLayout) -> tuple[Fields, np.ndarray]:
+    """Return the fields of lines, and the numbers of lines left out, from 0, int64, ascending.
 
-    Raises FieldError if a line may be malformed. Not checked: that a line has no carriage return
-    inside, and the length of lines.
+    A line left out may be malformed, or is a row written in a rare way. Every line ends in a line
+    feed. Not checked: that lines are UTF-8, that no line is blank or has a carriage return inside,
+    and the length of lines.
     """
-    if not text:
-        return Fields.of_rows([])
-    try:
-        columns = _columns(text, layout)
-        rows = len(columns[0])
-        if not rows:
-            return Fields.of_rows([])
-        labels = _checked(columns[0], b"01", 1)
-        if labels.lengths.min(initial=1) == 0:
-            raise FieldError
-        integers = np.empty((rows, INTEGERS), np.int64)
-        categories = np.empty((rows, CATEGORIES), np.uint32)
-        missing = np.empty((rows, INTEGERS + CATEGORIES), bool)
-        for place, column in enumerate(columns[1:]):
-            is_integer = place < INTEGERS
-            found = (
-                _checked(column, _DIGITS + b"-", _LONGEST_INTEGER)
-                if is_integer
-                else _checked(column, _HEX_DIGITS, _LONGEST_CATEGORY)
-            )
-            np.equal(found.lengths, 0, out=missing[:, place])
-            if is_integer:
-                integers[:, place] = _integers(column, found)
-            else:
-                categories[:, place - INTEGERS] = _from_hex(found)
-    except pyarrow.ArrowException:
-        raise FieldError from None
-    return Fields(labels.data[labels.ends - 1] - np.uint8(ord("0")), integers, categories, missing)
+    columns, wrong = _columns(text, layout) if text else ([], [])
+    if not columns or not len(columns[0]):
+        return Fields.of_rows([]), np.array(wrong, np.int64)
+    found = [_Bytes.of(column) for column in columns]
+    doubtful = _doubtful(found)
+    left_out = np.array(wrong, np.int64)
+    if doubtful.any():
+        kept = pyarrow.array(~doubtful)
+        columns = [column.filter(kept) for column in columns]
+        found = [_Bytes.of(column) for column in columns]
+        parsed = np.delete(np.arange(len(doubtful) + len(wrong)), left_out)
+        left_out = np.union1d(left_out, parsed[doubtful])
+    rows = len(columns[0])
+    integers = np.empty((rows, INTEGERS), np.int64)
+    categories = np.empty((rows, CATEGORIES), np.uint32)
+    missing = np.empty((rows, INTEGERS + CATEGORIES), bool)
+    for place, (column, its) in enumerate(zip(columns[1:], found[1:])):
+        np.equal(its.lengths, 0, out=missing[:, place])
+        if place < INTEGERS:
+            integers[:, place] = _integers(column, its)
+        else:
+            categories[:, place - INTEGERS] = _from_hex(its)
+    labels = found[0].data[found[0].ends - 1] - np.uint8(ord("0"))
+    return Fields(labels, integers, categories, missing), left_out
 
 
-def _columns(text: bytes, layout: LineLayout) -> list[Any]:
-    """The 40 columns as pyarrow.StringArray [R], null or "" for a missing value."""
+def _columns(text: bytes, layout: LineLayout) -> tuple[list[Any], list[int]]:
+    """The 40 columns as pyarrow.StringArray [R], null or "" for a missing value.
+
+    Also the numbers, from 0, of the lines with another number of columns, which have no row.
+    """
+    wrong: list[int] = []
+
+    def skip(row: Any) -> str:
+        wrong.append(row.number - 1)
+        return "skip"
+
     names = [f"column {place}" for place in range(layout.columns)]
     wanted = [names[place] for place in layout.order]
     table = pyarrow.csv.read_csv(
         pyarrow.py_buffer(text),
         pyarrow.csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names),
-        pyarrow.csv.ParseOptions(delimiter=layout.delimiter.decode(), quote_char=False),
+        pyarrow.csv.ParseOptions(
+            delimiter=layout.delimiter.decode(), quote_char=False, invalid_row_handler=skip
+        ),
         pyarrow.csv.ConvertOptions(
             check_utf8=False,
             column_types=dict.fromkeys(wanted, pyarrow.string()),
@@ -115,7 +125,9 @@ def _columns(text: bytes, layout: LineLayout) -> list[Any]:
         ),
     )
     columns = [table.column(name).combine_chunks() for name in wanted]
-    return list(map(_as_without_header, COLUMN_NAMES, columns)) if layout.header else columns
+    if layout.header:
+        columns = list(map(_as_without_header, COLUMN_NAMES, columns))
+    return columns, wrong
 
 
 def _as_without_header(name: str, column: Any) -> Any:
@@ -132,33 +144,60 @@ def _as_without_header(name: str, column: Any) -> Any:
     return column
 
 
-@dataclass(frozen=True)
-class _Bytes:
-    """The bytes of a column: field i is `data[ends[i] - lengths[i] : ends[i]]`.
-
-    `data` uint8 has 8 bytes before the first field. `ends` and `lengths` are int64 [R].
-    """
-
-    data: np.ndarray
-    ends: np.ndarray
-    lengths: np.ndarray
-
-
 def _buffer(column: Any) -> bytes:
     """The bytes of all fields of a column, which begins with its buffer."""
     data = column.buffers()[2]
     return b"" if data is None else data.to_pybytes()
 
 
-def _checked(column: Any, allowed: bytes, longest: int) -> _Bytes:
-    """The bytes of a column. Raises FieldError for a longer field and for other bytes."""
-    data = _buffer(column)
-    ends = np.frombuffer(column.buffers()[1], np.int32)[: len(column) + 1].astype(np.int64)
-    data = data[: ends[-1]]
-    lengths = np.diff(ends)
-    if lengths.max(initial=0) > longest or data.translate(None, allowed):
-        raise FieldError
-    return _Bytes(np.frombuffer(bytes(8) + data, np.uint8), ends[1:] + 8, lengths)
+@dataclass(frozen=True)
+class _Bytes:
+    """The bytes of a column: field i is `data[ends[i] - lengths[i] : ends[i]]`.
+
+    `text` has the same bytes, and `data` uint8 has 8 bytes before the first field. `ends` and
+    `lengths` are int64 [R].
+    """
+
+    text: bytes
+    data: np.ndarray
+    ends: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(cls, column: Any) -> _Bytes:
+        """The bytes of a column, a pyarrow.StringArray [R] with an R of at least 1."""
+        bounds = np.frombuffer(column.buffers()[1], np.int32)[: len(column) + 1].astype(np.int64)
+        text = _buffer(column)[: bounds[-1]]
+        data = np.frombuffer(bytes(8) + text, np.uint8)
+        return cls(text, data, bounds[1:] + 8, np.diff(bounds))
+
+    def rows_with(self, positions: np.ndarray) -> np.ndarray:
+        """The rows of bytes at `positions` of `text`."""
+        rows: np.ndarray = np.searchsorted(self.ends - 8, positions, side="right")
+        return rows
+
+
+def _doubtful(columns: Sequence[_Bytes]) -> np.ndarray:
+    """The rows with a field of another length or with bytes that are no digits, bool [R]."""
+    doubtful = np.zeros(len(columns[0].ends), bool)
+    doubtful |= columns[0].lengths != 1
+    for place, column in enumerate(columns):
+        is_integer = 0 < place <= INTEGERS
+        allowed = b"01" if not place else _DIGITS + b"-" if is_integer else _HEX_DIGITS
+        longest = _LONGEST_INTEGER if is_integer else _LONGEST_CATEGORY
+        if column.lengths.max() > longest:
+            doubtful |= column.lengths > longest
+        bare = column.data[8:]
+        if column.text.translate(None, allowed):
+            others = ~np.isin(bare, np.frombuffer(allowed, np.uint8))
+            doubtful[column.rows_with(np.flatnonzero(others))] = True
+        if is_integer and b"-" in column.text:
+            signs = np.flatnonzero(bare == ord("-"))
+            rows = column.rows_with(signs)
+            lengths = column.lengths[rows]
+            begins = signs == column.ends[rows] - 8 - lengths
+            doubtful[rows[~begins | (lengths == 1)]] = True
+    return doubtful
 
 
 def _integers(column: Any, found: _Bytes) -> np.ndarray:
