@@ -28,8 +28,11 @@ BARS = "https://github.com/reczoo/BARS/tree/bc97da0d13a3b02e2abfb9e653cda4a02a5c
 SURPRISE = "https://github.com/NicolasHug/Surprise/tree/010131912d674d5ac38b8eadfc5ed50539810bff"
 
 
-PART = ("--batch", "256", "--held-out", "0.2", "--max-rows", "2000")
+FEW = ("--held-out", "0.2", "--max-rows", "2000")
+PART = ("--batch", "256", *FEW)
 """Options for training on 8,000 rows."""
+FACEBOOK = "https://github.com/facebookresearch/dlrm/blob/main/bench/dlrm_s_criteo_kaggle.sh"
+MLPERF = "https://github.com/mlcommons/training/tree/master/recommendation_v2/torchrec_dlrm"
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,34 @@ RECIPES: dict[str, Recipe] = {
         for name, title, area, loss in (
             ("dlrm", "DLRM", "0.813804", "0.438155"),
             ("dcnv2", "DCNv2", "0.813939", "0.438087"),
+        )
+    },
+    **{
+        name: Recipe(
+            title=title,
+            data=CRITEO,
+            script="criteo_references.py",
+            plain="criteo_references_plain.py",
+            seed_option="--seed",
+            steps=steps,
+            published={"AUC": area, "log loss": ""},
+            source=source,
+            comparable=False,
+            words=("--model", name, *few, "--epochs", "2"),
+            smoke=("--model", name, *PART, "--narrow", "8", "--epochs", "1"),
+            smoke_steps=31,
+            criteo=True,
+        )
+        for name, title, steps, area, source, few in (
+            ("kaggle", "DLRM of facebookresearch, 10,000 Criteo rows", 124, "", FACEBOOK, FEW),
+            (
+                "mlperf",
+                "DLRMv2 of MLPerf, an eighth as wide, 10,000 Criteo rows",
+                62,
+                "0.80275",
+                MLPERF,
+                (*PART, "--narrow", "8"),
+            ),
         )
     },
 }
