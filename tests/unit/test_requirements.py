@@ -191,3 +191,11 @@ def test_without_rich_a_terminal_has_a_line_instead_of_the_screen(monkeypatch, c
     assert capsys.readouterr().out == (
         "# no screen without the package rich: type pip install 'ecrm[rich]'\n"
     )
+
+
+def test_readme_names_the_range_of_torch():
+    (oldest,) = (each.version for each in NEEDED["torch"].specifier if each.operator == ">=")
+    (end,) = (each.version for each in NEEDED["torch"].specifier if each.operator == "<")
+    newest = f"2.{Version(end).minor - 1}"
+    assert f"torch {oldest} to {newest} and TorchRec 1.7 or newer" in read("README.md")
+    assert "torchrec>=1.7" in TORCHREC
