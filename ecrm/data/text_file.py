@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _ICONV = "type iconv -f UTF-16 -t UTF-8 < FILE > NEW"
+_TABLE = "type ecrm prepare table FILE --schema schema.toml --output DIR"
 _FOREIGN = {
     b"PK\x03\x04": "a zip archive: unpack it",
     b"\x28\xb5\x2f\xfd": "a zstd file: unpack it",
     b"BZh": "a bzip2 file: unpack it",
     b"\xfd7zXZ\x00": "an xz file: unpack it",
-    b"PAR1": "a parquet file",
+    b"PAR1": f"a parquet file: {_TABLE}",
+    b"ARROW1": f"an Arrow file: {_TABLE}",
+    b"\xff\xff\xff\xff": f"an Arrow stream: {_TABLE}",
     b"\x93NUMPY": "a numpy file",
     b"FEA1": "a feather file of version 1",
     b"\xff\xfe": f"UTF-16: {_ICONV}",

@@ -399,7 +399,9 @@ def test_inputs_that_are_no_criteo_file(tmp_path):
         (b"\n\r\n\n", "holds no line that is not blank"),
         (gzip.compress(b""), "holds no line that is not blank"),
         (b"PK\x03\x04rest", "is a zip archive"),
-        (b"PAR1rest", "is a parquet file"),
+        (b"PAR1rest", "is a parquet file: type ecrm prepare table FILE --schema"),
+        (b"ARROW1\0\0rest", "is an Arrow file: type ecrm prepare table FILE"),
+        (b"\xff\xff\xff\xffrest", "is an Arrow stream: type ecrm prepare table FILE"),
     ):
         path.write_bytes(content)
         with pytest.raises(DataError) as caught:
