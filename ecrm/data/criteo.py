@@ -27,7 +27,7 @@ from ecrm.data.layout import COLUMN_NAMES, LineLayout, detect_layout
 from ecrm.data.malformed import Malformed
 from ecrm.data.text_file import CountedFile, check_input, decoded
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 # 40 sound fields need 481; the bound keeps memory constant in a file without line ends
 MAX_LINE_BYTES = 1 << 16
 MAX_DIGITS = 18  # the most decimal digits sure to fit in an int64

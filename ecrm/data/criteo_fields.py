@@ -28,6 +28,9 @@ _JOINS = tuple(
 )
 
 
+_NONE = np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True)
 class Fields:
     """The fields of R lines: see `ecrm.data.criteo.Rows`."""
@@ -74,27 +77,43 @@ def fields_of(text: bytes, layout: LineLayout) -> tuple[Fields, np.ndarray]:
     columns, wrong = _columns(text, layout) if text else ([], [])
     if not columns or not len(columns[0]):
         return Fields.of_rows([]), np.array(wrong, np.int64)
-    found = [_Bytes.of(column) for column in columns]
-    doubtful = _doubtful(found)
+    fields, doubtful = _numbers(columns)
     left_out = np.array(wrong, np.int64)
     if doubtful.any():
-        kept = pyarrow.array(~doubtful)
-        columns = [column.filter(kept) for column in columns]
-        found = [_Bytes.of(column) for column in columns]
         parsed = np.delete(np.arange(len(doubtful) + len(wrong)), left_out)
         left_out = np.union1d(left_out, parsed[doubtful])
+        kept = pyarrow.array(~doubtful)
+        fields, _ = _numbers([column.filter(kept) for column in columns])
+    return fields, left_out
+
+
+def _numbers(columns: Sequence[Any]) -> tuple[Fields, np.ndarray]:
+    """The numbers of 40 columns [R], and the doubtful rows, bool [R]; no numbers if there are any.
+
+    Columns are converted one after the other, while their bytes are in the cache.
+    """
     rows = len(columns[0])
+    doubtful = np.zeros(rows, bool)
+    labels = np.zeros(rows, np.uint8)
     integers = np.empty((rows, INTEGERS), np.int64)
     categories = np.empty((rows, CATEGORIES), np.uint32)
     missing = np.empty((rows, INTEGERS + CATEGORIES), bool)
-    for place, (column, its) in enumerate(zip(columns[1:], found[1:])):
-        np.equal(its.lengths, 0, out=missing[:, place])
+    is_sound = True
+    for place, column in enumerate(columns if rows else (), -1):
+        found = _Bytes.of(column)
+        if len(odd := _odd_rows(found, place)):
+            doubtful[odd], is_sound = True, False
+        if not is_sound:
+            continue
+        if place < 0:
+            labels = found.data[found.ends - 1] - np.uint8(ord("0"))
+            continue
+        np.equal(found.lengths, 0, out=missing[:, place])
         if place < INTEGERS:
-            integers[:, place] = _integers(column, its)
+            integers[:, place] = _integers(column, found)
         else:
-            categories[:, place - INTEGERS] = _from_hex(its)
-    labels = found[0].data[found[0].ends - 1] - np.uint8(ord("0"))
-    return Fields(labels, integers, categories, missing), left_out
+            categories[:, place - INTEGERS] = _from_hex(found)
+    return Fields(labels, integers, categories, missing), doubtful
 
 
 def _columns(text: bytes, layout: LineLayout) -> tuple[list[Any], list[int]]:
@@ -177,27 +196,28 @@ class _Bytes:
         return rows
 
 
-def _doubtful(columns: Sequence[_Bytes]) -> np.ndarray:
-    """The rows with a field of another length or with bytes that are no digits, bool [R]."""
-    doubtful = np.zeros(len(columns[0].ends), bool)
-    doubtful |= columns[0].lengths != 1
-    for place, column in enumerate(columns):
-        is_integer = 0 < place <= INTEGERS
-        allowed = b"01" if not place else _DIGITS + b"-" if is_integer else _HEX_DIGITS
-        longest = _LONGEST_INTEGER if is_integer else _LONGEST_CATEGORY
-        if column.lengths.max() > longest:
-            doubtful |= column.lengths > longest
-        bare = column.data[8:]
-        if column.text.translate(None, allowed):
-            others = ~np.isin(bare, np.frombuffer(allowed, np.uint8))
-            doubtful[column.rows_with(np.flatnonzero(others))] = True
-        if is_integer and b"-" in column.text:
-            signs = np.flatnonzero(bare == ord("-"))
-            rows = column.rows_with(signs)
-            lengths = column.lengths[rows]
-            begins = signs == column.ends[rows] - 8 - lengths
-            doubtful[rows[~begins | (lengths == 1)]] = True
-    return doubtful
+def _odd_rows(column: _Bytes, place: int) -> np.ndarray:
+    """The rows with a field of another length or with bytes that are no digits, int64, any order.
+
+    `place` is -1 for the label, else from 0 to 38, integers first.
+    """
+    is_integer = 0 <= place < INTEGERS
+    allowed = b"01" if place < 0 else _DIGITS + b"-" if is_integer else _HEX_DIGITS
+    longest = 1 if place < 0 else _LONGEST_INTEGER if is_integer else _LONGEST_CATEGORY
+    odd = []
+    if column.lengths.max() > longest or (place < 0 and column.lengths.min() < 1):
+        odd.append(np.flatnonzero((column.lengths > longest) | (place < 0) & (column.lengths < 1)))
+    bare = column.data[8:]
+    if column.text.translate(None, allowed):
+        others = np.flatnonzero(~np.isin(bare, np.frombuffer(allowed, np.uint8)))
+        odd.append(column.rows_with(others))
+    if is_integer and b"-" in column.text:
+        signs = np.flatnonzero(bare == ord("-"))
+        rows = column.rows_with(signs)
+        lengths = column.lengths[rows]
+        begins = signs == column.ends[rows] - 8 - lengths
+        odd.append(rows[~begins | (lengths == 1)])
+    return np.concatenate(odd) if odd else _NONE
 
 
 def _integers(column: Any, found: _Bytes) -> np.ndarray:
