@@ -14,17 +14,32 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="write a run as one HTML page: curves, throughput, roles, failures, checkpoints",
     )
     parser.add_argument("folder", metavar="RUN", type=typed_path, help="the folder of the run")
-    parser.add_argument(
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
         "--output",
         metavar="FILE",
         type=typed_path,
         help="file to write, replaced if it exists; by default report.html in the folder of the "
         "run",
     )
+    either.add_argument(
+        "--values",
+        action="store_true",
+        help="write no page, and print the values of the run, as `hooks.logger` gets the values: a "
+        "JSON object a line",
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.values:
+        from ecrm.launch.logger_hook import ValueLines
+        from ecrm.launch.run_state import run_state
+
+        run_state(args.folder)  # refuses a folder without a run
+        for line in ValueLines(args.folder).new():
+            print(line)
+        return 0
     from ecrm.drill.run_page import report
 
     print(f"report in {report(args.folder, args.output)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,18 +23,40 @@ from ecrm.launch.scalars import scalars_of
 from ecrm.run.reading import Event, EventTail
 
 
-class LoggerHook:
-    """Runs `command` in a shell, and writes the run's scalars to its standard input.
+class ValueLines:
+    """The lines of a run's values, from the first event of the run folder on.
 
     A line is a JSON object `{"step": 50, "time": 1.7e9, "values": {"train/loss": 0.61}}`. Names are
-    the tags of TensorBoard. The command gets every value once for every step, steps ascending, from
-    the first event of the run folder on: a resumed run tells the earlier steps again. Input ends
-    with the run. The command is killed `seconds` after that. Its output is in hooks.log.
+    the tags of TensorBoard. Every value comes once for every step, steps ascending.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._tail, self._told = EventTail(run_dir / "events.jsonl"), dict[str, int]()
+
+    def new(self) -> Iterator[str]:
+        """The lines of all new events; a value told before for its step is left out."""
+        for event in self._tail.new_events():
+            step: int = event.get("step", -1)
+            values = {
+                tag: value
+                for tag, value in scalars_of(event).items()
+                if step > self._told.get(tag, -1)
+            }
+            self._told.update((tag, step) for tag in values)
+            if values:
+                yield json.dumps({"step": step, "time": event["time"], "values": values})
+
+
+class LoggerHook:
+    """Runs `command` in a shell, and writes the run's ValueLines to its standard input.
+
+    A resumed run tells the earlier steps again. Input ends with the run. The command is killed
+    `seconds` after that. Its output is in hooks.log.
     """
 
     def __init__(self, command: str, seconds: float, run_dir: Path) -> None:
         self._command, self._seconds, self._folder = command, seconds, run_dir
-        self._tail, self._told = EventTail(run_dir / "events.jsonl"), dict[str, int]()
+        self._lines = ValueLines(run_dir)
         self._news, self._over = threading.Event(), False
         self._process: subprocess.Popen[bytes] | None = None
         self._worker: threading.Thread | None = None
@@ -52,7 +75,7 @@ class LoggerHook:
         self._news.set()
         self._worker.join(self._seconds)
         if self._worker.is_alive():
-            _warn(f"took more than {self._seconds:g} s after the last step: killed")
+            self._warn(f"took more than {self._seconds:g} s after the last step: killed")
             self._kill()
             self._worker.join(1)
 
@@ -80,10 +103,11 @@ class LoggerHook:
                 self._kill()  # its children
                 log.write(f"exit code {code}\n".encode())
         except OSError as error:
-            _warn(f"cannot run: {error.strerror}")
+            self._warn(f"cannot run: {error.strerror}")
             return
         if code > 0 or (left and code == 0):
-            _warn(f"ended with {code}{' before the run' if left else ''}; see {self._folder / LOG}")
+            early = " before the end of the run" if left else ""
+            self._warn(f"ended with {code}{early}; see {self._folder / LOG}")
 
     def _feed(self, process: subprocess.Popen[bytes]) -> bool:
         """Write all lines until the run is over; returns whether the command ended before."""
@@ -95,27 +119,18 @@ class LoggerHook:
                     self._news.wait()
                     self._news.clear()
                     over = self._over
-                    for line in self._lines():
-                        lines.write(line)
+                    for line in self._lines.new():
+                        lines.write(f"{line}\n".encode())
                     lines.flush()
         except BrokenPipeError:
             return True
         return False
 
-    def _lines(self) -> Iterator[bytes]:
-        """The lines of all new events; a value told before for its step is left out."""
-        for event in self._tail.new_events():
-            step: int = event.get("step", -1)
-            values = {
-                tag: value
-                for tag, value in scalars_of(event).items()
-                if step > self._told.get(tag, -1)
-            }
-            self._told.update((tag, step) for tag in values)
-            if values:
-                line = {"step": step, "time": event["time"], "values": values}
-                yield json.dumps(line).encode() + b"\n"
-
-
-def _warn(what: str) -> None:
-    print(f"ecrm: warning: hooks.logger {what}", file=sys.stderr, flush=True)
+    def _warn(self, what: str) -> None:
+        run, command = (shlex.quote(words) for words in (str(self._folder), self._command))
+        again = f"ecrm report {run} --values | ECRM_RUN_DIR={run} sh -c {command}"
+        print(
+            f"ecrm: warning: hooks.logger {what}; all values once more, after the run: {again}",
+            file=sys.stderr,
+            flush=True,
+        )

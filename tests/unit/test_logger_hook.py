@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -60,14 +63,34 @@ def test_a_command_that_ends_before_the_run_costs_a_line(tmp_path, capsys):
     hook.close()
     said = capsys.readouterr().err
     assert said.startswith("ecrm: warning: hooks.logger ended with 3") and said.count("\n") == 1
-    assert f"; see {tmp_path / LOG}\n" in said and "why" in (tmp_path / LOG).read_text()
+    assert (
+        f"; see {tmp_path / LOG}; all values once more" in said
+        and "why" in (tmp_path / LOG).read_text()
+    )
+
+
+def test_the_advice_gives_a_mended_command_all_values(tmp_path, capsys):
+    follow(tmp_path, "./mine.sh", {"event": "start"}, progress(10, 0.5), progress(20, 0.25))
+    said = capsys.readouterr().err
+    assert "hooks.logger ended with 127" in said
+    start = {"event": "start", "config": {"train": {"steps": 20}}, "failures_left": 1, "time": 1.0}
+    events = (tmp_path / "events.jsonl").read_text()
+    (tmp_path / "events.jsonl").write_text(f"{json.dumps(start)}\n{events.partition(chr(10))[2]}")
+    (tmp_path / "mine.sh").write_text(f"#!/bin/sh\n{KEEP}; echo $ECRM_RUN_DIR > folder\n")
+    (tmp_path / "mine.sh").chmod(0o755)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    typed = said.partition("after the run: ")[2]
+    subprocess.run(["bash", "-c", typed], env={**os.environ, "PATH": path}, check=True, timeout=60)
+    assert told(tmp_path, "train/loss") == [(10, 0.5), (20, 0.25)]
+    assert (tmp_path / "folder").read_text() == f"{tmp_path}\n"
 
 
 def test_a_command_that_does_not_end_is_killed(tmp_path, capsys):
     began = time.monotonic()
     follow(tmp_path, "sleep 60 & wait", {"event": "start"}, progress(10, 0.5), seconds=0.2)
     assert time.monotonic() - began < 10
-    assert "took more than 0.2 s after the last step: killed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "took more than 0.2 s after the last step: killed" in said
 
 
 def test_a_folder_that_cannot_be_written_costs_a_line(tmp_path, capsys):
