@@ -22,7 +22,7 @@ DATA = "datasets/generated-200000-by-hand"
 GENERATE = f"""\
 ecrm generate criteo --rows 200000 --seed 1 --output datasets/generated.txt
 ecrm prepare criteo datasets/generated.txt --output {DATA}"""
-SECONDS = 900
+SECONDS = 1800
 """After which a command counts as hanging, on a machine that may have other work."""
 INSTEAD = {
     "apt install python3-venv make g++": "",
