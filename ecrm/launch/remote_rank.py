@@ -30,7 +30,6 @@ from typing import Any, NoReturn, TypeVar
 
 from ecrm.base.errors import EcrmError, UsageError
 from ecrm.launch.hosts_file import Host, place, read_hosts
-from ecrm.launch.network_cuts import CutDetector
 from ecrm.process import remote_agent
 from ecrm.process.linux import when_parent_ends
 from ecrm.process.neighbours import AwakeClock, Neighbours, PidNotes
@@ -159,11 +158,10 @@ class RemoteRank:
         for number in remote_agent.PASSED_ON:
             signal.signal(number, lambda *_: None)
 
-    def run(self, cuts: CutDetector, between: Callable[[], None]) -> dict[str, Any]:
+    def run(self, between: Callable[[], None]) -> dict[str, Any]:
         """Start the rank; return how the rank ended, as told by its agent.
 
-        Calls `between` now and then while the rank runs. The rank is killed if `cuts` tells of
-        giving up its host. Raises Lost if the rank must be given up.
+        Calls `between` now and then while the rank runs. Raises Lost if the rank must be given up.
         """
         patience = START_SECONDS * (1 + self._place // AT_ONCE)
         deadline = time.monotonic() + patience
@@ -176,18 +174,12 @@ class RemoteRank:
 
         with turn(self._host.name, self._place, wait_for_turn):
             link = self._connect()
-        cuts.is_at(link.peer)
         while True:
             self._wait([link], link.beat())
             between()
-            if cuts.given_up(link.heard):
-                link.send(signal=signal.SIGKILL)
             for number in self._signalled():
                 link.send(signal=number)
             for message in link.receive():
-                if isinstance(message.get("unheard"), list):
-                    cuts.unheard(message["unheard"])
-                    continue
                 if "error" in message:
                     raise Lost(f"cannot start the rank there: {message['error']}")
                 if not isinstance(message.get("exit", message.get("signal")), int):
@@ -320,17 +312,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn:
     parent, host = os.getppid(), placed[rank]
-    clients = PidNotes(who=CLIENTS)
-    clients.put(rank, os.getpid())
+    PidNotes(who=CLIENTS).put(rank, os.getpid())
     others = Neighbours(
         PATIENCE["head"] * args.keep_alive, clock=AwakeClock(2 * _POLL_SECONDS), who=CLIENTS
     )
     reach = RemoteRank(
         host, placed[:rank].count(host), args.head, args.keep_alive, args.starter, args.command
     )
-    begins, cuts = StartMark(args.begun), CutDetector(rank, placed, args.keep_alive, clients, _say)
+    begins = StartMark(args.begun)
     try:
-        end = reach.run(cuts, lambda: others.look() if begins.is_over() else None)
+        end = reach.run(lambda: others.look() if begins.is_over() else None)
     except Lost as error:
         begun = begins.is_over(now=True)
         ends = "" if begun else "; the run had not begun, and ends"
@@ -341,7 +332,11 @@ def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn
         _die()
     if "signal" in end:
         reach.leave(OUTPUT_SECONDS)
-        if cuts.is_gone() and not begins.is_over(now=True):
+        if not begins.is_over(now=True):
+            _say(
+                f"ecrm: host {host.name}: rank {rank} died of signal {end['signal']}; "
+                "the run had not begun, and ends"
+            )
             _end_all(parent)
         _die()
     reach.leave(LEAVE_SECONDS)

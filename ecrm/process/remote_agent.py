@@ -9,7 +9,7 @@ head, and the rank's command, folder and variables.
 The agent kills the rank when the head is not heard, or does not hear, before the head gives the
 rank up (see Link). A host that was only cut off therefore comes back without the rank. A rank
 stopped for the keep-alive time is killed; when the agent itself is stopped, the rank's guard kills
-the rank. The agent tells the head of addresses that acknowledge no data sent by the rank.
+the rank.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ START_SECONDS = 30.0  # for the starter, the order and the connection
 BEAT = 0.05  # of the keep-alive time, between two signs of life
 # of the keep-alive time, without a sign: the sides differ by more than a beat
 PATIENCE = {"agent": 0.7, "head": 0.9}
-UNACKNOWLEDGED = 1.0  # of the keep-alive time: more than the head's patience with a lost host
-BETWEEN_LOOKS = 0.1  # of the time above
 # patience of the rank's guard with a stopped agent, passed by the variable
 GUARD_PATIENCE, GUARDS_SHARE = "ECRM_AGENT_SECONDS", 0.6
 # signals from mpirun to the rank
@@ -66,17 +64,6 @@ class Link:
         self._number = self._last = 0
         self._next_beat = 0.0
         self._unread = b""
-
-    @property
-    def peer(self) -> str:
-        """The address of the other side."""
-        address: str = self._socket.getpeername()[0]
-        return address
-
-    @property
-    def heard(self) -> float:
-        """The time of the last bytes received, by time.monotonic."""
-        return self._heard
 
     def fileno(self) -> int:
         """The socket's descriptor, for select."""
@@ -156,59 +143,6 @@ class Link:
             raise Lost(f"the connection broke: {error.strerror}") from None
 
 
-class Unacknowledged:
-    """Addresses that acknowledge no data sent by this process's descendants, for `seconds`.
-
-    The source is /proc/net/tcp: a connection repeats sent data until some data is acknowledged.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        # By inode: repeats in a row, time of the first repeat, address.
-        self._repeating: dict[str, tuple[int, float, str]] = {}
-        self._next_look = 0.0
-
-    def look(self) -> list[str]:
-        """Return the addresses, sorted; empty between looks."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return []
-        self._next_look = now + BETWEEN_LOOKS * self._seconds
-        before, self._repeating = self._repeating, {}
-        with contextlib.suppress(OSError), open("/proc/net/tcp") as file:
-            for line in list(file)[1:]:
-                fields = line.split()
-                times, inode = int(fields[6], 16), fields[9]
-                if times:
-                    last, since, _ = before.get(inode, (0, now, ""))
-                    since = since if times >= last else now
-                    self._repeating[inode] = times, since, _address(fields[2])
-        late = {
-            f"socket:[{inode}]": to
-            for inode, (_, since, to) in self._repeating.items()
-            if now - since >= self._seconds
-        }
-        if not late:
-            return []
-        return sorted({late[name] for name in _sockets(_descendants(os.getpid())) if name in late})
-
-
-def _address(field: str) -> str:
-    """The IPv4 address of a field of /proc/net/tcp, ADDRESS:PORT, in this machine's byte order."""
-    return socket.inet_ntoa(int(field.partition(":")[0], 16).to_bytes(4, sys.byteorder))
-
-
-def _sockets(pids: set[int]) -> set[str]:
-    """The names in /proc of the open files of processes, sockets included."""
-    found = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
-    return found
-
-
 def main() -> int:
     """Take the order, run the rank, and tell the head how the rank ended.
 
@@ -273,7 +207,6 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
         return {"error": f"{error.filename}: {error.strerror}"}
     ended = os.pidfd_open(rank.pid)
     stopped_since: float | None = None
-    unacknowledged = Unacknowledged(UNACKNOWLEDGED * order["keep_alive"])
     watched: list[Link | int] = [link, ended]
     try:
         while True:
@@ -284,8 +217,6 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
             for message in link.receive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank.pid, message["signal"])
-            if addresses := unacknowledged.look():
-                link.send(unheard=addresses)
             with contextlib.suppress(ChildProcessError):  # Linux's error for an ended rank
                 change_of = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
                 while change := os.waitid(os.P_PID, rank.pid, change_of):
