@@ -18,9 +18,8 @@ from collections.abc import Iterator, Sequence
 
 from ecrm.base.errors import EcrmError
 from ecrm.process.linux import when_parent_ends
-from ecrm.transport.links import LINKS, Rendezvous
 from ecrm.transport.membership import Head
-from ecrm.transport.membership_socket import HeadServer
+from ecrm.transport.membership_socket import LINKS, HeadServer, Rendezvous
 
 RUN_BYTES, SECRET_BYTES = 16, 32
 END_SECONDS = 2.0

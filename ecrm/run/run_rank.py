@@ -26,7 +26,8 @@ from ecrm.process.stop_signals import StopSignals
 from ecrm.run.reading import launch_id
 from ecrm.run.run_folder import RunFolder
 from ecrm.transport.base import Transport
-from ecrm.transport.links import LINKS, LinkTransport, Rendezvous
+from ecrm.transport.links import LinkTransport
+from ecrm.transport.membership_socket import LINKS, Rendezvous
 from ecrm.transport.mpi import MpirunWord, MpiTransport
 
 LAST_WORDS_SECONDS = 5.0
@@ -81,8 +82,11 @@ def run_rank(
 
 
 def _transport() -> Transport:
-    """Links if the launch has a head, as over several hosts, else MPI."""
-    if (text := os.environ.get(LINKS)) is None:
+    """Links if the launch has a head, as over several hosts, else MPI.
+
+    A process started by the rank does not get the rendezvous: the process is no rank of the run.
+    """
+    if (text := os.environ.pop(LINKS, None)) is None:
         return MpiTransport()
     word = MpirunWord()
     return LinkTransport(word.rank, word.ranks, Rendezvous.of_text(text), word.dead)

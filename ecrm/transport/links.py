@@ -13,13 +13,10 @@ Ranks of a host read each other's shared memory, as over MPI.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -29,11 +26,9 @@ from ecrm.kernels.links import Identity, Settings
 from ecrm.transport.base import PeerFailure, Revoked
 from ecrm.transport.carrier import Carrier, Figures
 from ecrm.transport.membership import REPEAT_SECONDS, Member, Phase
-from ecrm.transport.membership_socket import MemberSocket
+from ecrm.transport.membership_socket import MemberSocket, Rendezvous
 from ecrm.transport.packed import KIND_NAMES, PackedTransport, bits_of, meaning_of
 
-LINKS = "ECRM_LINKS"
-"""The variable with the rendezvous of a run, as text."""
 AGREE = len(KIND_NAMES)
 CALL_NAMES = (*KIND_NAMES, "agree")
 LENT_BYTES = 1 << 16
@@ -46,35 +41,6 @@ HEAD_WORDS = 3
 """Words before a packed message: the stamp, the memory apart, and whether the message is apart."""
 LONGEST_SILENCE = 1.0
 """Seconds without a byte before a connection is made anew; half the keep-alive time if shorter."""
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """The run that a rank joins: its name and secret, the place of the head, and the keep-alive
-    time in seconds.
-    """
-
-    run: bytes
-    secret: bytes
-    head: tuple[str, int]
-    keep_alive: float
-
-    def text(self) -> str:
-        """The rendezvous as text, for a variable of the environment."""
-        return json.dumps([self.run.hex(), self.secret.hex(), *self.head, self.keep_alive])
-
-    @staticmethod
-    def of_text(text: str) -> Rendezvous:
-        """The rendezvous of a text."""
-        run, secret, address, port, keep_alive = json.loads(text)
-        return Rendezvous(bytes.fromhex(run), bytes.fromhex(secret), (address, port), keep_alive)
-
-    def own_address(self) -> str:
-        """The address of this host on the way to the head."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(self.head)
-            address: str = probe.getsockname()[0]
-        return address
 
 
 class LinkTransport(PackedTransport):

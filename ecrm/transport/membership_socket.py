@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ecrm.transport.membership import Head, Member
@@ -28,6 +29,37 @@ BEAT = struct.Struct("<Q16sQQQ")
 BEAT_MAGIC = 0x3174616562726365
 BEATS, ANSWERS = 1, 2
 BUFFER_BYTES = 4 << 20
+LINKS = "ECRM_LINKS"
+"""The variable with the rendezvous of a run, as text."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The run that a rank joins: its name and secret, the place of the head, and the keep-alive
+    time in seconds.
+    """
+
+    run: bytes
+    secret: bytes
+    head: tuple[str, int]
+    keep_alive: float
+
+    def text(self) -> str:
+        """The rendezvous as text, for a variable of the environment."""
+        return json.dumps([self.run.hex(), self.secret.hex(), *self.head, self.keep_alive])
+
+    @staticmethod
+    def of_text(text: str) -> Rendezvous:
+        """The rendezvous of a text."""
+        run, secret, address, port, keep_alive = json.loads(text)
+        return Rendezvous(bytes.fromhex(run), bytes.fromhex(secret), (address, port), keep_alive)
+
+    def own_address(self) -> str:
+        """The address of this host on the way to the head."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(self.head)
+            address: str = probe.getsockname()[0]
+        return address
 
 
 def sealed(secret: bytes, text: bytes) -> bytes:

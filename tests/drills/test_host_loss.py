@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -201,6 +202,67 @@ def test_all_connections_of_two_hosts_reset_at_once_cost_no_rank(train, undistur
     print(f"{done} connections reset, longest step {longest_step(run):.3f} s")
     assert done >= 4, "two ranks a host, a connection for each pair"
     assert longest_step(run) < 0.5 + usual_step(run)
+
+
+def test_a_hole_of_a_second_between_two_hosts_costs_no_rank(train, undisturbed_long):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    training.hosts.part("h1", "h2")
+    time.sleep(1.0)
+    training.hosts.join("h1", "h2")
+    run = training.finish()
+    check(run, undisturbed_long, [])
+    print(f"longest step {longest_step(run):.3f} s")
+    assert 0.5 < longest_step(run) < KEEP_ALIVE + 1
+
+
+def test_strangers_at_the_ports_of_ranks_are_refused_and_told_of(train, undisturbed_long):
+    """Garbage, and many connections that say nothing, at every port of a host that asks who."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    hosts, held = training.hosts, []
+    ports = {end for end in hosts.ports("h2") if end[0] == hosts.address("h2")}
+    assert len(ports) >= 2, "a port for each rank"
+    for number in range(1000):
+        for end in ports:
+            with contextlib.suppress(OSError):  # the run may be over
+                stranger = socket.create_connection(end, timeout=1.0)
+                held.append(stranger)
+                if number % 2:
+                    stranger.sendall(b"GET / HTTP/1.1\r\n" * 10)
+        while len(held) > 200:
+            held.pop(0).close()
+    run = training.finish()
+    for stranger in held:
+        stranger.close()
+    check(run, undisturbed_long, [])
+    told = [line for line in run.output.splitlines() if "is no member of this run" in line]
+    assert 1 <= len(told) <= 2, run.output
+    assert f"{hosts.head} is no member of this run: refused (told once)" in told[0]
+
+
+def test_the_head_of_the_run_is_killed_and_the_next_launch_goes_on(train, undisturbed_long):
+    """Every rank ends, and `--resume auto` finishes with the same model."""
+    sets = {**ONE_LOST, "checkpoint.every_steps": 20}
+    training = train(3, sets, "--resume", "auto")
+    training.wait_for_step(60)
+    (head,) = [pid for pid in children_of(training.process.pid) if b"run_head" in words_of(pid)]
+    os.kill(head, signal.SIGKILL)
+    for name in training.hosts.names:
+        training.wait_until_empty(name, 2 * KEEP_ALIVE)
+    output, _ = training.process.communicate(timeout=RUN_SECONDS)
+    assert training.process.returncode != 0 and "Traceback" not in output, output
+    assert "the head machine is lost: rank killed" in output
+    training.type_again()
+    check(training.finish(), undisturbed_long, [])
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def words_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def step_seconds(run: Run) -> list[float]:

@@ -12,9 +12,9 @@ import torch
 
 from ecrm.base.errors import EcrmError
 from ecrm.transport import links
-from ecrm.transport.links import LinkTransport, Rendezvous
+from ecrm.transport.links import LinkTransport
 from ecrm.transport.membership import Head
-from ecrm.transport.membership_socket import HeadServer
+from ecrm.transport.membership_socket import HeadServer, Rendezvous
 
 SECONDS = 20.0
 

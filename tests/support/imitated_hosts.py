@@ -102,6 +102,17 @@ class ImitatedHosts:
         self.deafen(name, other)
         self.deafen(other, name)
 
+    def join(self, name: str, other: str) -> None:
+        """The two hosts of `part` hear each other again."""
+        for one, two in ((name, other), (other, name)):
+            _ip("-n", self.namespace(one), "neighbour", "delete", self.address(two), "dev", "eth0")
+
+    def ports(self, name: str) -> set[tuple[str, int]]:
+        """The addresses and ports at which processes of a host listen by TCP."""
+        lines = _ip("netns", "exec", self.namespace(name), "ss", "-tnlH").splitlines()
+        ends = (line.split()[3].rpartition(":") for line in lines)
+        return {(address, int(port)) for address, _, port in ends}
+
     def reset(self, name: str, other: str, every: bool = False) -> int:
         """Reset a TCP connection between processes of two hosts, or every one; returns how many.
 

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from ecrm.transport.base import Transport
-from ecrm.transport.links import LinkTransport, Rendezvous
+from ecrm.transport.links import LinkTransport
 from ecrm.transport.membership import Head
-from ecrm.transport.membership_socket import HeadServer
+from ecrm.transport.membership_socket import HeadServer, Rendezvous
 from support.paths import PROGRAMS
 
 JOIN, CUTS = "ECRM_TEST_LINKS", "ECRM_TEST_CUTS"

@@ -1,0 +1,62 @@
+"""The head of a run: its process, its place, and its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ecrm.base.errors import EcrmError
+from ecrm.launch.run_head import run_head
+from ecrm.run import run_rank
+from ecrm.transport.membership import Member, Phase
+from ecrm.transport.membership_socket import LINKS, MemberSocket, Rendezvous
+
+
+def test_a_head_takes_members_and_is_gone_afterwards() -> None:
+    with run_head(["h1"], "127.0.0.1", 2.0) as variables:
+        rendezvous = Rendezvous.of_text(variables[LINKS])
+        member = Member(0, ["127.0.0.1", 1])
+        turns = MemberSocket(
+            member, rendezvous.run, rendezvous.secret, "127.0.0.1", rendezvous.head
+        )
+        deadline = time.monotonic() + 10
+        while member.phase is Phase.JOINING:
+            assert time.monotonic() < deadline
+            turns.turn((), 0.05)
+        (head,) = heads()
+        words = Path(f"/proc/{head}/cmdline").read_bytes()
+        assert rendezvous.secret.hex().encode() not in words, "out of sight of other users"
+        turns.close()
+    assert heads() == []
+
+
+def heads() -> list[int]:
+    """The children of this process that are heads."""
+    found = Path("/proc/self/task")
+    pids = [pid for task in found.iterdir() for pid in (task / "children").read_text().split()]
+    return [int(pid) for pid in pids if b"run_head" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_head_that_cannot_listen_is_told_with_its_reason() -> None:
+    with pytest.raises(
+        EcrmError,
+        match=r"the head of the run cannot start: cannot listen on 198\.18\.0\.1: Cannot assign",
+    ):
+        with run_head(["h1"], "198.18.0.1", 2.0):
+            raise AssertionError("started")
+
+
+def test_processes_started_by_a_rank_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank takes the rendezvous out of its environment."""
+    monkeypatch.setenv(LINKS, Rendezvous(bytes(16), b"secret", ("10.0.0.1", 7), 2.0).text())
+    monkeypatch.setattr(
+        run_rank, "MpirunWord", lambda: SimpleNamespace(rank=3, ranks=5, dead=frozenset)
+    )
+    monkeypatch.setattr(run_rank, "LinkTransport", lambda *words: words[:3])
+    joined = (3, 5, Rendezvous(bytes(16), b"secret", ("10.0.0.1", 7), 2.0))
+    assert run_rank._transport() == joined
+    assert LINKS not in os.environ
