@@ -68,7 +68,7 @@ class LinkTransport(PackedTransport):
         address = rendezvous.own_address()
         silence = min(LONGEST_SILENCE, keep_alive / 2)
         self._unheard_seconds = keep_alive / 2
-        settings = Settings(beat=silence / 4, silence=silence, greet=silence)
+        settings = Settings(beat=silence / 4, silence=silence, greet=silence / 2)
         identity = Identity(rendezvous.run, rendezvous.secret, rank)
         self._carrier = Carrier(identity, ranks, settings, address)
         self._carrier.lease(*rendezvous.head, keep_alive)

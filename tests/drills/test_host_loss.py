@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from ecrm.process.orphaned import parent_of
-from support.drilling import LONG, RUN_SECONDS, Mpirun, Run, mpirun_line
+from support.drilling import LONG, RUN_SECONDS, Mpirun, Run, launch, mpirun_line
 from support.examples import EXAMPLES, run_example
 from support.host_loss import (
     KEEP_ALIVE,
@@ -45,6 +46,15 @@ TWO_LOST = {
     "cluster.spares": 2,
     "protection.m": 2,
 }
+
+
+SHORT = {"train.steps": 60}
+
+
+@pytest.fixture(scope="module")
+def undisturbed_short(tmp_path_factory, criteo_rows):
+    folder = tmp_path_factory.mktemp("undisturbed_short") / "run"
+    return launch(folder, criteo_rows, {**LONG, **SHORT}).model
 
 
 @pytest.fixture
@@ -214,6 +224,20 @@ def test_a_hole_of_a_second_between_two_hosts_costs_no_rank(train, undisturbed_l
     check(run, undisturbed_long, [])
     print(f"longest step {longest_step(run):.3f} s")
     assert 0.5 < longest_step(run) < KEEP_ALIVE + 1
+
+
+CABLES = {"lose": (0.05, 0, 0), "delay": (0, 25, 10)}
+"""Of each host, in shares and milliseconds; two cables lie between two hosts."""
+
+
+@pytest.mark.parametrize("bad", CABLES.values(), ids=CABLES)
+def test_cables_that_lose_and_delay_cost_time_alone(train, undisturbed_short, bad):
+    if shutil.which("g++") is None or not os.access("/dev/net/tun", os.W_OK):
+        pytest.skip("no g++, or no /dev/net/tun")
+    run = train(3, {**ONE_LOST, **SHORT}, bad=bad).finish()
+    check(run, undisturbed_short, [])
+    print(f"usual step {usual_step(run):.3f} s, longest {longest_step(run):.3f} s")
+    assert usual_step(run) > 2 * bad[1] / 1000, "the cable was there"
 
 
 def test_strangers_at_the_ports_of_ranks_are_refused_and_told_of(train, undisturbed_long):

@@ -113,7 +113,7 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
     """Starts training on so many imitated hosts, and ends it in the end.
 
     They train the tiny config, or a `script` with its arguments. Hosts are reached `by` real ssh,
-    or Slurm in an allocation, or by default an imitation of ssh.
+    or Slurm in an allocation, or by default an imitation of ssh. `bad` cables lose and delay.
     """
     all_trainings, all_hosts, clusters = [], [], []
 
@@ -125,8 +125,9 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
         slots: int = 2,
         by: str = "",
         script: tuple[str, ...] = (),
+        bad: tuple[float, float, float] | None = None,
     ) -> Training:
-        hosts = ImitatedHosts(count)
+        hosts = ImitatedHosts(count, bad)
         all_hosts.append(hosts)
         hosts.__enter__()
         private, file, folder = tmp_path / "private", tmp_path / "hosts", tmp_path / "run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ipaddress
 import os
@@ -9,18 +10,27 @@ import random
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ecrm.launch.network import local_networks
+from support.paths import PROGRAMS
 
 SECONDS = 20
 
 
 class ImitatedHosts:
-    """Hosts h1 to hN; names of their namespaces and devices are used by no other process."""
+    """Hosts h1 to hN; names of their namespaces and devices are used by no other process.
 
-    def __init__(self, count: int) -> None:
+    With `bad`, (share lost, milliseconds of delay, of jitter), the cable of each host is a process
+    (support/programs/cable.cpp): kernels need not have netem.
+    """
+
+    def __init__(self, count: int, bad: tuple[float, float, float] | None = None) -> None:
+        self._bad = bad
+        self._relays: list[subprocess.Popen[str]] = []
         self.names = [f"h{number}" for number in range(1, count + 1)]
         self.bridge = f"eb{os.getpid()}"
         self.subnet = _free_subnet()
@@ -40,6 +50,9 @@ class ImitatedHosts:
                 self.kill(name)
             _ip("netns", "delete", self.namespace(name), check=False)
             _ip("link", "delete", self._cable(name), check=False)
+        for relay in self._relays:
+            relay.kill()
+            relay.communicate()
         _ip("link", "delete", self.bridge, check=False)
 
     def namespace(self, name: str) -> str:
@@ -132,6 +145,16 @@ class ImitatedHosts:
     def _cable(self, name: str) -> str:
         return f"ec{os.getpid()}{name}"
 
+    def _relay(self, name: str, bad: tuple[float, float, float]) -> None:
+        """A cable that loses and delays; its far end is eth0 of the host."""
+        far = f"ef{os.getpid()}{name}"
+        words = [cable_program(), far, self._cable(name), *map(str, bad)]
+        relay = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        self._relays.append(relay)
+        assert relay.stdout is not None and relay.stdout.readline() == "ready\n"
+        _ip("link", "set", far, "netns", self.namespace(name))
+        _ip("-n", self.namespace(name), "link", "set", far, "name", "eth0")
+
     def _make(self) -> None:
         head, *addresses = list(self.subnet.hosts())[: len(self.names) + 1]
         _ip("link", "add", self.bridge, "type", "bridge")
@@ -140,22 +163,25 @@ class ImitatedHosts:
         for name, address in zip(self.names, addresses):
             inside = ("-n", self.namespace(name))
             _ip("netns", "add", self.namespace(name))
-            _ip(
-                "link",
-                "add",
-                self._cable(name),
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                self.namespace(name),
-            )
+            if self._bad is None:
+                peer = ("peer", "name", "eth0", "netns", self.namespace(name))
+                _ip("link", "add", self._cable(name), "type", "veth", *peer)
+            else:
+                self._relay(name, self._bad)
             _ip("link", "set", self._cable(name), "master", self.bridge, "up")
             _ip(*inside, "link", "set", "lo", "up")
             _ip(*inside, "address", "add", f"{address}/{self.subnet.prefixlen}", "dev", "eth0")
             _ip(*inside, "link", "set", "eth0", "up")
+
+
+def cable_program() -> Path:
+    """support/programs/cable.cpp, compiled."""
+    program = Path(tempfile.gettempdir(), f"ecrm-cable-{os.getpid()}")
+    if not program.exists():
+        source = PROGRAMS / "cable.cpp"
+        subprocess.run(["g++", "-O2", "-std=c++17", "-o", program, source], check=True)
+        atexit.register(program.unlink)
+    return program
 
 
 def why_not() -> str | None:
