@@ -61,8 +61,7 @@ def messages_cases(ranks: int, wanted: int) -> list[Case]:
         for rank, requests in slot.requests().items():
             outgoing.setdefault(rank, []).extend(requests)
         lists = list(outgoing.values())
-        buffer = torch.empty(sum(map(wire.packed_bytes, lists)), dtype=torch.uint8).numpy()
-        wire.pack_all_into(buffer, lists, [()] * len(lists), [wire.NOTHING_SHARED] * len(lists))
+        wire.pack_all(lists, [()] * len(lists), [wire.NOTHING_SHARED] * len(lists))
         collected[0] = slot.collect(came)[0][0].copied()
 
     counted = len(rows) * 2 * (8 + 8 * DIM)

@@ -153,12 +153,9 @@ class PackedTransport(Transport):
         interrupted call too: the carrier only reads the memory, and the next call comes after a
         `shrink`, which no live rank passes while another rank still receives.
         """
-        sizes = [
-            wire.packed_bytes(tensors, places, there)
-            for tensors, places, there in zip(lists, apart, shared)
-        ]
-        if sum(sizes) > self._scratch.size:
-            self._scratch = np.empty(sum(sizes), np.uint8)
-        ends = wire.pack_all_into(self._scratch[: sum(sizes)], lists, apart, shared)
-        packed = [self._scratch[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-        return packed
+        return wire.pack_all(lists, apart, shared, self._scratch_of)
+
+    def _scratch_of(self, size: int) -> np.ndarray:
+        if size > self._scratch.size:
+            self._scratch = np.empty(size, np.uint8)
+        return self._scratch[:size]

@@ -20,7 +20,7 @@ the matrix of picked rows. Nothing is pickled: bytes from a peer can never run c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -69,32 +69,47 @@ NOTHING_SHARED: Mapping[int, int] = {}
 CODE_OF_DTYPE = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
-def check(parts: Sequence[Part]) -> None:
+def _new_bytes(size: int) -> np.ndarray:
+    """New memory, uint8 [size]."""
+    return np.empty(size, np.uint8)
+
+
+def check(parts: Sequence[Part], sound: set[int] | None = None) -> None:
     """Raise ValueError for a tensor that cannot travel.
 
     Such a tensor is not on the CPU, not contiguous plain memory, or of an unknown dtype; or the
     picked rows are not int64, one-dimensional and contiguous. Heads are not checked: numbers of
     more than 64 bits raise OverflowError during packing.
+
+    `sound` are ids of matrices of picked rows found sound before, for messages to many ranks.
     """
     for place, part in enumerate(parts):
         if isinstance(part, tuple):
             continue
-        tensor = part.source if isinstance(part, Picked) else part
-        if isinstance(part, Picked) and (
-            part.rows.dtype != torch.int64 or part.rows.dim() != 1 or not part.rows.is_contiguous()
-        ):
+        if not isinstance(part, Picked):
+            _check_tensor(place, part)
+            continue
+        rows = part.rows
+        if rows.dtype != torch.int64 or rows.dim() != 1 or not rows.is_contiguous():
             raise ValueError(
-                f"tensor {place}: picked are {part.rows.dtype} {tuple(part.rows.shape)}, "
+                f"tensor {place}: picked are {rows.dtype} {tuple(rows.shape)}, "
                 "needed: torch.int64 of one dimension, contiguous"
             )
-        if tensor.dtype not in CODE_OF_DTYPE:
-            raise ValueError(f"tensor {place}: dtype {tensor.dtype} cannot be sent")
-        if not tensor.is_cpu:
-            raise ValueError(f"tensor {place} is on {tensor.device}; only CPU tensors can be sent")
-        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            raise ValueError(
-                f"tensor {place} of shape {tuple(tensor.shape)} is not contiguous plain memory"
-            )
+        if sound is None or id(part.source) not in sound:
+            _check_tensor(place, part.source)
+            if sound is not None:
+                sound.add(id(part.source))
+
+
+def _check_tensor(place: int, tensor: torch.Tensor) -> None:
+    if tensor.dtype not in CODE_OF_DTYPE:
+        raise ValueError(f"tensor {place}: dtype {tensor.dtype} cannot be sent")
+    if not tensor.is_cpu:
+        raise ValueError(f"tensor {place} is on {tensor.device}; only CPU tensors can be sent")
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        raise ValueError(
+            f"tensor {place} of shape {tuple(tensor.shape)} is not contiguous plain memory"
+        )
 
 
 def places_of(parts: Sequence[Part], size: int) -> list[int]:
@@ -164,30 +179,17 @@ def packed_bytes(
     return total
 
 
-def pack_into(
-    buffer: np.ndarray,
-    parts: Sequence[Part],
-    apart: Collection[int] = (),
-    shared: Mapping[int, int] = NOTHING_SHARED,
-) -> None:
-    """Write `parts` over all of `buffer`, as `pack_all_into` writes a single list."""
-    pack_all_into(buffer, [parts], [apart], [shared])
-
-
-def pack_all_into(
-    buffer: np.ndarray,
+def pack_all(
     lists: Sequence[Sequence[Part]],
     apart: Sequence[Collection[int]],
     shared: Sequence[Mapping[int, int]],
-) -> list[int]:
-    """Write lists of parts over all of `buffer`, uint8, 8-byte aligned, one after the other.
+    memory: Callable[[int], np.ndarray] = _new_bytes,
+) -> list[np.ndarray]:
+    """Return each list of parts packed, uint8, all in one piece of `memory`, 8-byte aligned.
 
-    The buffer must have exactly the `packed_bytes(parts, apart, shared)` of all lists.
-
-    `shared` gives, by list and place, the offset of a tensor, or of the matrix of picked rows, in
-    memory readable by the receiver. Does not repeat the checks of `packed_bytes`.
-
-    Returns the end of every list in the buffer, in bytes.
+    Tensors at the places `apart` and in `shared` are left out. `shared` gives, by list and place,
+    the offset of a tensor, or of the matrix of picked rows, in memory readable by the receiver.
+    Raises like `check`, before asking for memory.
     """
     words: list[int] = []
     counts: list[int] = []
@@ -195,9 +197,11 @@ def pack_all_into(
     pads: list[int] = []
     pieces: list[Piece] = []
     ends: list[int] = []
+    sound: set[int] = set()
     end = 0
     for parts, places, there in zip(lists, apart, shared, strict=True):
         if parts:
+            check(parts, sound)
             starts.append(end // WORD_BYTES)
             header, heads, payload = _described(parts, places, there)
             counts.append(len(header) + len(heads))
@@ -210,8 +214,10 @@ def pack_all_into(
                 if size % WORD_BYTES:
                     pads.append(end // WORD_BYTES - 1)
         ends.append(end)
+    buffer = memory(end)
+    packed = [buffer[first:last] for first, last in zip([0, *ends], ends)]
     if not words:
-        return ends
+        return packed
     # places of all words: those of a list follow each other; then the words with zeros at their end
     ahead = np.cumsum([0, *counts[:-1]])
     to = np.arange(len(words)) + np.repeat(np.array(starts) - ahead, counts)
@@ -219,7 +225,7 @@ def pack_all_into(
     to = np.concatenate([to, np.array(pads, np.int64)])
     first = Piece(torch.from_numpy(numbers), 0, None, torch.from_numpy(to))
     copy_pieces(torch.from_numpy(buffer), [first, *pieces])
-    return ends
+    return packed
 
 
 def _described(
@@ -253,11 +259,13 @@ def _described(
     return words, heads, payload
 
 
-def pack(parts: Sequence[Part], shared: Mapping[int, int] = NOTHING_SHARED) -> np.ndarray:
-    """Return `parts` as a new uint8 buffer of `packed_bytes(parts, (), shared)` bytes."""
-    buffer = np.empty(packed_bytes(parts, (), shared), np.uint8)
-    pack_into(buffer, parts, (), shared)
-    return buffer
+def pack(
+    parts: Sequence[Part],
+    shared: Mapping[int, int] = NOTHING_SHARED,
+    apart: Collection[int] = (),
+) -> np.ndarray:
+    """Return `parts` as a new uint8 buffer of `packed_bytes(parts, apart, shared)` bytes."""
+    return pack_all([parts], [apart], [shared])[0]
 
 
 def unpack(

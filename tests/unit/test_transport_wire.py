@@ -95,7 +95,7 @@ def test_received_tensors_are_separate_views_of_the_buffer() -> None:
 def test_packing_overwrites_all_of_the_memory_given() -> None:
     tensors = [torch.ones(3, dtype=torch.uint8), torch.ones(1, dtype=torch.int16)]
     memory = np.full(wire.packed_bytes(tensors), 255, np.uint8)
-    wire.pack_into(memory, tensors)
+    wire.pack_all([tensors], [()], [{}], lambda size: memory[:size])
     assert memory.tobytes() == wire.pack(tensors).tobytes()
     words = memory.view(np.int64).tolist()
     assert words == [
@@ -164,9 +164,10 @@ def test_large_tensors_travel_apart_from_where_they_lie() -> None:
     sent = [(7,), large, odd, picked, (), shifted, large.neg(), torch.empty(0), (1, 2)]
     places = wire.places_of(sent, wire.APART_BYTES)
     assert places == [1, 6]
-    buffer = np.empty(wire.packed_bytes(sent, places), np.uint8)
-    wire.pack_into(buffer, sent, places)
-    assert buffer.size == wire.packed_bytes(sent) - 2 * large.nbytes
+    buffer = wire.pack(sent, apart=places)
+    assert (
+        buffer.size == wire.packed_bytes(sent, places) == wire.packed_bytes(sent) - 2 * large.nbytes
+    )
     apart = [wire.bytes_of(sent[place]) for place in places]
     assert apart[0].ctypes.data == large.data_ptr()
     received = wire.unpack(buffer, [memory.copy() for memory in apart])
@@ -189,9 +190,8 @@ def test_what_is_lent_is_read_where_it_lies() -> None:
         torch.from_numpy(memory[100:103]),
     )
     sent, shared = [(7, 8), first, torch.tensor([1.5]), second, (9,)], {1: 8, 3: 100}
-    buffer = np.empty(wire.packed_bytes(sent, (), shared), np.uint8)
-    wire.pack_into(buffer, sent, (), shared)
-    assert buffer.size == 8 * (1 + 2 * 5 + 3 + 2) + 8
+    buffer = wire.pack(sent, shared)
+    assert buffer.size == wire.packed_bytes(sent, (), shared) == 8 * (1 + 2 * 5 + 3 + 2) + 8
     received = wire.unpack(buffer, (), memory)
     assert [told(part) for part in received] == [told(part) for part in sent]
     assert [received[place].data_ptr() for place in (1, 3)] == [first.data_ptr(), second.data_ptr()]
