@@ -62,11 +62,14 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def masked(line: str, loosely: bool = False) -> str:
-    """A printed line without what is measured; `loosely`: without any number but hashes."""
+    """A printed line without what is measured.
+
+    `loosely`: without numbers but hashes, and without the phase of a death.
+    """
     for pattern, instead in MEASURED:
         line = re.sub(pattern, instead, line)
     if loosely and not line.startswith("model_"):
-        line = re.sub(r"[\d,.]*\d", "#", line)
+        line = re.sub(r"\(\w+\); back", "(#); back", re.sub(r"[\d,.]*\d", "#", line))
     return line.strip()
 
 

@@ -28,6 +28,7 @@ def test_a_line_with_another_value_is_not_printed(line):
 def test_loosely_hashes_are_compared_all_the_same():
     later = DIED.replace("step 60", "step 207").replace("commit 60", "commit 207")
     assert not_printed(later, DIED) == [later]
+    assert not_printed(later.replace("(parity)", "(commit)"), DIED, loosely=True) == []
     assert not_printed(f"{later}\n{MODEL}7", f"{DIED}\n{MODEL}", loosely=True) == [f"{MODEL}7"]
 
 
