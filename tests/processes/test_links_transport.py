@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +14,7 @@ import torch
 from ecrm.base.errors import EcrmError
 from ecrm.transport import links
 from ecrm.transport.links import LinkTransport
-from ecrm.transport.membership import Head
+from ecrm.transport.membership import REPEAT_SECONDS, Head
 from ecrm.transport.membership_socket import HeadServer, Rendezvous
 
 SECONDS = 20.0
@@ -73,8 +74,12 @@ def test_a_stranger_at_a_rank_is_told_of_once(
 
     def agrees(transport: LinkTransport) -> object:
         came = transport.agree(True)
-        for _ in range(5):
+        deadline = time.monotonic() + SECONDS
+        while not transport._told_refused:  # the look is not at every wait
+            assert time.monotonic() < deadline
             transport._look()
+        time.sleep(2 * REPEAT_SECONDS)
+        transport._look()
         return came, transport.figures().refused
 
     assert on_two_ranks(rendezvous, visited, agrees) == [True, (True, 5)]
