@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -173,6 +174,42 @@ def test_no_acknowledgement_is_told_of_a_message_that_is_being_written(kind: str
     assert end.acked == 0 and end.kept_bytes > 0
     end.wrote(0.0, len(end.gather(10_000)))
     assert end.acked == 1 and end.kept_bytes == 0
+
+
+def accepting(kind: str) -> Any:
+    """An end with a connection, that has sent nothing."""
+    end = KINDS[kind].Link(Identity(RUN, SECRET, 1), 0, Settings())
+    end.begin_epoch(0.0, 1)
+    assert end.adopt(0.0, 1, 0)
+    return end
+
+
+def test_the_rest_of_a_message_that_has_come_is_skipped(kind: str) -> None:
+    """The sender goes on from a byte that was told before the message was complete."""
+    end = accepting(kind)
+    assert end.came(0.0, FRAME.pack(1, 1, 10, 0, 0) + b"0123456789")
+    again = FRAME.pack(1, 1, 10, 4, 0) + b"456789" + FRAME.pack(1, 1, 10, 10, 0)
+    assert end.came(0.0, again + FRAME.pack(1, 2, 3, 0, 0) + b"new")
+    assert received(end) == [b"0123456789", b"new"]
+
+
+def test_bytes_that_come_twice_count_once(kind: str) -> None:
+    end = accepting(kind)
+    assert end.came(0.0, FRAME.pack(1, 1, 10, 0, 0) + b"012345")
+    assert end.adopt(0.0, 1, 0)
+    assert end.partial == 6
+    assert end.came(0.0, FRAME.pack(1, 1, 10, 3, 0) + b"345")
+    assert received(end) == [] and end.partial == 6
+    assert end.came(0.0, b"6789")
+    assert received(end) == [b"0123456789"]
+
+
+def test_a_peer_that_forgets_what_it_has_acknowledged_is_refused(kind: str) -> None:
+    end = accepting(kind)
+    end.send(b"mine")
+    end.wrote(0.0, len(end.gather(1000)))
+    assert end.came(0.0, FRAME.pack(2, 0, 0, 0, 1)) and end.acked == 1
+    assert not end.adopt(0.0, 1, 0)
 
 
 BAD_FRAMES = {
