@@ -319,6 +319,25 @@ def test_a_dialling_rank_refuses_an_answer_with_any_other_byte(kind: str, byte: 
         assert (end.state == UP) == (flip == 0)
 
 
+@pytest.mark.parametrize("byte", [0, 8, 24, 28, 32])
+def test_a_dialling_rank_refuses_another_run_rank_or_epoch_with_a_right_proof(
+    kind: str, byte: int
+) -> None:
+    for flip in (0, 1):
+        end = KINDS[kind].Link(Identity(RUN, SECRET, 0), 1, Settings())
+        end.begin_epoch(0.0, 1)
+        end.dialling(0.0)
+        end.dialled(0.0, bytes(16))
+        mine = end.gather(1000)
+        end.wrote(0.0, len(mine))
+        reception = KINDS[kind].Reception(Identity(RUN, SECRET, 1))
+        reception.came(mine)
+        theirs = bytearray(reception.answer(1, 1, 0, bytes(16))[:-32])
+        theirs[byte] ^= flip
+        answer = bytes(theirs) + reference.proof(SECRET, b"a", mine, bytes(theirs))
+        assert end.came(0.0, answer) == (flip == 0)
+
+
 def test_a_new_epoch_drops_everything_and_refuses_the_old_one(kind: str) -> None:
     network = LinkNetwork(kind)
     network.run(network.up)

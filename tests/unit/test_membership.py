@@ -295,6 +295,81 @@ def test_what_comes_late_or_is_no_message_has_no_effect() -> None:
     assert head.take() == [(1, {"is": "fence", "epoch": 2})]
 
 
+def joined_head(ranks: int) -> Head:
+    """A head at which all ranks have joined, a host each, with an empty outbox."""
+    head = Head([f"h{rank}" for rank in range(ranks)], KEEP_ALIVE)
+    for rank in range(ranks):
+        head.hear(0.0, {"is": "join", "rank": rank, "epoch": 1, "at": ["10.0.0.1", 1]})
+    head.take()
+    return head
+
+
+def wants(head: Head, rank: int) -> None:
+    head.hear(0.0, {"is": "want", "rank": rank, "epoch": 1, "dead": []})
+
+
+def test_an_epoch_begins_once_all_members_want_it() -> None:
+    head = joined_head(3)
+    wants(head, 0)
+    wants(head, 1)
+    assert head.epoch == 1
+    wants(head, 2)
+    assert (head.epoch, head.live) == (2, {0, 1, 2})
+
+
+def test_a_fenced_member_that_wanted_the_epoch_is_waited_for_all_the_same() -> None:
+    head = joined_head(3)
+    wants(head, 0)
+    wants(head, 1)
+    for now in (0.0, 0.3, 0.55):
+        head.hear(now, {"is": "unheard", "rank": 0, "epoch": 1, "peers": [1]})
+        head.tick(now)
+    assert head.fenced == {1} and head.dead == set()
+    assert not head.beat(0.6, 1), "its lease is not renewed"
+    assert head.beat(0.6, 0)
+    wants(head, 2)
+    assert head.epoch == 1
+    head.died(0.7, [1])
+    assert (head.epoch, head.live) == (2, {0, 2})
+
+
+def test_a_look_makes_up_for_a_lost_word_on_a_shrink() -> None:
+    head, member = joined_head(2), Member(1, ["10.0.0.1", 1])
+    member.hear({"is": "world", "epoch": 1, "at": [["10.0.0.1", 1]] * 2})
+    wants(head, 0)
+    head.take()  # lost
+    assert not member.revoked
+    (look,) = member.due(0.0)
+    head.hear(0.1, look)
+    for _, message in head.take():
+        member.hear(message)
+    assert member.revoked
+
+
+def test_a_member_that_never_beats_is_given_up_and_one_that_left_is_not() -> None:
+    head = joined_head(3)
+    assert head.beat(1.0, 2)
+    head.hear(1.0, {"is": "leave", "rank": 2, "epoch": 1})
+    assert head.beat(1.5, 0)
+    head.tick(1.01 * KEEP_ALIVE)
+    assert head.dead == {1}
+    head.tick(1.5 + 1.01 * KEEP_ALIVE)
+    assert head.dead == {0, 1}
+
+
+def test_a_late_word_on_an_epoch_does_not_begin_it_again() -> None:
+    member = Member(0, ["10.0.0.1", 1])
+    member.hear({"is": "world", "epoch": 1, "at": [["10.0.0.1", 1]] * 2})
+    new = {"is": "new", "epoch": 2, "live": [0]}
+    member.want([1])
+    member.hear(new)
+    assert member.begun() and (member.epoch, member.live) == (2, (0,))
+    member.hear(new)
+    assert not member.revoked
+    member.want([])
+    assert not member.begun()
+
+
 @pytest.mark.parametrize(
     ("pairs", "gone"),
     [
