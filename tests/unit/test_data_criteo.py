@@ -238,7 +238,7 @@ def test_the_reader_agrees_with_the_plain_statement_on_mutated_csv(tmp_path):
     expected = [
         row_of(one, layout) for n, one in enumerate(lines, 1) if n > 1 and n not in problems
     ]
-    for block_bytes in (1000, 1 << 20):
+    for block_bytes in (20_000, 1 << 20):
         *arrays, malformed, examples = read_all(path, block_bytes=block_bytes)
         assert {e.line: e.reason for e in examples} == problems and malformed == len(problems)
         assert as_lists(*arrays) == expected
@@ -349,7 +349,7 @@ def test_gzip_is_known_by_its_content(tmp_path, name):
     plain.write_bytes(text)
     # two members, as `cat a.gz b.gz` leaves
     packed.write_bytes(gzip.compress(text[:5000]) + gzip.compress(text[5000:]))
-    for block_bytes in (100, 1 << 20):
+    for block_bytes in (2000, 1 << 20):
         blocks = list(read_criteo(str(packed), block_bytes=block_bytes))
         assert blocks[-1].bytes_read == packed.stat().st_size
         assert as_lists(*read_all(packed, block_bytes=block_bytes)[:4]) == as_lists(
