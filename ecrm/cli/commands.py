@@ -319,8 +319,8 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interface",
         metavar="NAME",
-        help="with --hosts: this machine's network interface to the hosts, or its subnet; "
-        "by default the one in which the hosts are",
+        help="with --hosts: this machine's network interface to the hosts, or the subnet of all "
+        "hosts, such as 10.244.0.0/16; by default the one in which the hosts are",
     )
     parser.add_argument(
         "--keep-alive",

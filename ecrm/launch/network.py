@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ecrm.base.errors import UsageError
 from ecrm.launch.hosts_file import Host
@@ -54,13 +54,23 @@ def choose_network(
 ) -> Network:
     """The network in `networks` with all hosts, or the network named by `wanted`.
 
-    `wanted` is an interface or a subnet. Raises UsageError if no network fits.
+    `wanted` is an interface, its subnet, or another subnet with a single address of `networks`.
+    Raises UsageError if no network fits.
     """
     have = ", ".join(f"{network.interface} {network.subnet}" for network in networks) or "none"
     if wanted is not None:
         for network in networks:
             if wanted in (network.interface, str(network.subnet)):
                 return network
+        inside = _inside(wanted, networks)
+        if len(inside) == 1:
+            return inside[0]
+        if inside:
+            raise UsageError(
+                f"--interface {wanted}: this subnet has several addresses of this machine, "
+                f"{', '.join(f'{network.interface} {network.address}' for network in inside)}: "
+                "type a smaller subnet, or an interface"
+            )
         raise UsageError(
             f"--interface {wanted}: no such interface or subnet of this machine; it has {have}"
         )
@@ -75,6 +85,21 @@ def choose_network(
                 "address in the right one behind the host's name"
             )
     return common[0]
+
+
+def _inside(wanted: str, networks: Sequence[Network]) -> list[Network]:
+    """The networks with an address in the subnet `wanted`, such as the subnet of all pods.
+
+    The interface of a pod has the subnet of its node, or of a single address.
+    """
+    if "/" not in wanted:
+        return []
+    try:
+        subnet = ipaddress.IPv4Network(wanted, strict=False)
+    except ValueError:
+        return []
+    inside = [each for each in networks if ipaddress.IPv4Address(each.address) in subnet]
+    return [replace(each, subnet=subnet) for each in inside]
 
 
 def _address_of(host: Host) -> ipaddress.IPv4Address:

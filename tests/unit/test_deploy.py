@@ -102,6 +102,7 @@ def test_the_manifest_names_its_own_parts_and_the_codes_of_the_program():
     (replicas,) = re.findall(r"replicas: (\d+)", text)
     assert f'name: HOSTS, value: "{replicas}"' in text
     assert "serviceName: ecrm\n" in text and '"$name.ecrm"' in text
+    assert "{name: PODS, value: 10.244.0.0/16}" in text and ' --interface "$PODS"' in text
     assert '"-o", "StrictModes=no"' in text, "all may write the folder of a mounted secret"
     for option in re.findall(r" (--[a-z-]+)", text.partition("exec ecrm launch")[2]):
         assert option in ecrm("launch", "--help").stdout

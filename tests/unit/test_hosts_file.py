@@ -164,6 +164,19 @@ def test_the_network_is_the_one_that_the_hosts_are_in():
         choose_network(None, [Host("a", 1, "a.invalid")], NETWORKS)
 
 
+def test_a_subnet_of_all_pods_takes_the_address_within():
+    pod = network("eth0", "10.244.3.7", "10.244.3.7/32")
+    other = Host("b", 1, "10.244.9.1")
+    wide = choose_network("10.244.0.0/16", [other], [NETWORKS[0], pod])
+    assert wide == network("eth0", "10.244.3.7", "10.244.0.0/16")
+    assert choose_network("eth0", [other], [pod]) == pod
+    for nothing in ("10.245.0.0/16", "10.244.3.7", "10.244.0.0/99", "a/b"):
+        with pytest.raises(UsageError, match=f"--interface {nothing}: no such interface"):
+            choose_network(nothing, [other], [NETWORKS[0], pod])
+    with pytest.raises(UsageError, match="several .* lo 127.0.0.1, eth0 10.244.3.7: type a sma"):
+        choose_network("0.0.0.0/0", [other], [NETWORKS[0], pod])
+
+
 def test_this_machine_has_a_loopback():
     assert any(
         network.address == "127.0.0.1" and str(network.subnet) == "127.0.0.0/8"
