@@ -74,7 +74,8 @@ def test_the_batch_script_requeues_what_can_go_on(job, tmp_path, code):
     requeued = (tmp_path / "requeued").exists()
     assert requeued == (code in (1, 3, 130))
     (line,) = (tmp_path / "launched").read_text().splitlines()
-    assert line.startswith("launch tiny --run-dir runs/slurm-77 --resume auto --hosts ")
+    own = "--set cluster.failure_domain=host"  # before the user's words, which win
+    assert line.startswith(f"launch {own} tiny --run-dir runs/slurm-77 --resume auto --hosts ")
     hosts = (tmp_path / "runs" / "slurm-77.hosts").read_text()
     assert hosts == "node1 slots=2\nnode2 slots=2\n"
 
@@ -103,6 +104,7 @@ def test_the_manifest_names_its_own_parts_and_the_codes_of_the_program():
     assert f'name: HOSTS, value: "{replicas}"' in text
     assert "serviceName: ecrm\n" in text and '"$name.ecrm"' in text
     assert "{name: PODS, value: 10.244.0.0/16}" in text and ' --interface "$PODS"' in text
+    assert " --set cluster.failure_domain=host " in text
     assert '"-o", "StrictModes=no"' in text, "all may write the folder of a mounted secret"
     for option in re.findall(r" (--[a-z-]+)", text.partition("exec ecrm launch")[2]):
         assert option in ecrm("launch", "--help").stdout
