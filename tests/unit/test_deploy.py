@@ -53,17 +53,17 @@ def job(tmp_path):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
 
-    def start(code: str, restarts: int = 0) -> subprocess.Popen:
+    def start(code: str) -> subprocess.Popen:
         own = {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "FOLDER": str(tmp_path),
             "CODE": code,
             "SLURM_JOB_ID": "77",
             "SLURM_JOB_NODELIST": "node[1-2]",
-            "SLURM_RESTART_COUNT": str(restarts),
+            "ECRM_MOST_RESTARTS": "2",
         }
         words = ["bash", str(DEPLOY / "ecrm.sbatch"), "tiny"]
-        return subprocess.Popen(words, env=own, cwd=tmp_path)
+        return subprocess.Popen(words, env=own, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
 
     return start
 
@@ -80,9 +80,16 @@ def test_the_batch_script_requeues_what_can_go_on(job, tmp_path, code):
     assert hosts == "node1 slots=2\nnode2 slots=2\n"
 
 
-def test_the_batch_script_gives_up_after_so_many_restarts(job, tmp_path):
-    assert job("3", restarts=10).wait(30) == 3
-    assert not (tmp_path / "requeued").exists()
+def test_the_batch_script_gives_up_after_so_many_losses_of_this_job(job, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "slurm-77.losses").write_text("177\n" * 9)  # another job's
+    said = []
+    for code in ("130", "3", "130", "1", "130", "3", "130"):
+        process = job(code)
+        said.append(process.communicate(timeout=30)[1])
+        assert process.returncode == int(code)
+    assert said == ["", "", "", "", "", "gave up after 2 restarts\n", ""]
+    assert (tmp_path / "requeued").read_text() == "requeue 77\n" * 6
 
 
 def test_before_the_time_limit_the_launch_stops_and_the_job_returns_to_the_queue(job, tmp_path):
