@@ -29,6 +29,8 @@ DATA_UNITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 YEAR = 365.25 * 86400
 SAFE_SECONDS = 10 * YEAR
 """The mean time to data loss of a recommended protection, at least."""
+MUCH_OF_A_STEP = 0.25
+"""The share of a step from which a recommendation tells the time of parity on the network."""
 COSTS = MEASURED["embedding-heavy"]
 """The measured costs of failures; the steady cost is told of all measured models."""
 
@@ -109,7 +111,7 @@ def candidate(config: Config, given: Planned) -> Candidate:
         extra=m / k,
         rebuild_bytes_per_second=shard / rebuild,
     )
-    on_wire = traffic / given.network_bytes / given.step_seconds
+    on_wire = _on_wire(traffic, given)
     costs = [m * each.parity_cost for each in MEASURED.values()]
     return Candidate(
         k=k,
@@ -121,6 +123,11 @@ def candidate(config: Config, given: Planned) -> Candidate:
         rebuild_seconds=rebuild,
         loss_seconds=seconds_to_loss(given.servers, m, given.mtbf_seconds, rebuild),
     )
+
+
+def _on_wire(traffic: float, given: Planned) -> float:
+    """The share of a step in which the network sends the bytes `traffic` of a server."""
+    return traffic / given.network_bytes / given.step_seconds
 
 
 def rebuild_seconds(rows: float, record: int, k: int, config: Config, given: Planned) -> float:
@@ -163,7 +170,8 @@ def in_words(config: str, overrides: Sequence[str], given: Planned) -> list[str]
         *_table(found, given),
         "memory: a server's host once every row is updated; traffic: parity sent by a server in a",
         "step, at most; steady: share of time for parity, of the measured models; failures: share",
-        "of time lost to failures; data loss: mean time until more than m servers are lost at once",
+        "of time lost to failures; data loss: mean time until more than m servers are lost at",
+        "once, supposing that a spare replaces each dead server",
     ]
     interval = best_interval(cluster)
     cost = of_checkpoints(cluster, interval, COSTS)
@@ -183,8 +191,17 @@ def in_words(config: str, overrides: Sequence[str], given: Planned) -> list[str]
     lines.append(
         f"recommended: --servers {given.servers} --protection erasure -k {best.k} -m {best.m}: "
         f"{best.memory / MB:,.0f} MB a host, data loss every {_time(best.loss_seconds)}{weak}"
+        f"{_on_a_slow_network(best, given)}"
     )
     return lines
+
+
+def _on_a_slow_network(best: Candidate, given: Planned) -> str:
+    """A warning where the network takes MUCH_OF_A_STEP for parity at most, else an empty text."""
+    share = _on_wire(best.traffic, given)
+    if share < MUCH_OF_A_STEP:
+        return ""
+    return f"; parity alone takes up to {share:.0%} of a step on this network"
 
 
 def _table(found: Sequence[Candidate], given: Planned) -> list[str]:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
 from ecrm.config import make_config
 from ecrm.launch.overhead import MEASURED, seconds_to_loss
-from ecrm.launch.sizing import SAFE_SECONDS, Candidate, Planned, candidates, rebuild_seconds
+from ecrm.launch.sizing import (
+    SAFE_SECONDS,
+    Candidate,
+    Planned,
+    candidates,
+    in_words,
+    rebuild_seconds,
+)
 from ecrm.launch.sizing import recommended as recommend
 from support.benchmarking import BENCHMARKS, program, read
 from support.commands import assert_one_line, ecrm
@@ -130,8 +138,20 @@ def test_the_command_prints_a_table_and_a_recommendation(criteo_rows):
     assert all(len(line) <= 118 for line in done.stdout.splitlines()[1:10])
     small = ecrm("plan", "tiny", *data, *OPTIONS[:2], "--memory", "0.1", *OPTIONS[4:])
     assert "no stripes fit into 100 MB" in small.stdout and "--memory 1" in small.stdout
+    assert "replaces each dead server" in done.stdout and "parity alone" not in done.stdout
     risky = ecrm("plan", "tiny", *data, *OPTIONS[:6], "--mtbf", "0.01")
     assert "less than 10 years" in risky.stdout
+
+
+def test_a_slow_network_is_told_with_the_recommendation(criteo_rows):
+    data = [f"data.path={criteo_rows}"]
+    traffic = {(each.k, each.m): each.traffic for each in candidates("tiny", data, GIVEN)}
+    for share, told in ((0.2, None), (0.3, "30%"), (1.5, "150%")):
+        network = traffic[4, 1] / GIVEN.step_seconds / share
+        line = in_words("tiny", data, replace(GIVEN, network_bytes=network))[-1]
+        assert " -k 4 -m 1:" in line
+        end = f"; parity alone takes up to {told} of a step on this network"
+        assert line.endswith(end) if told else "parity alone" not in line
 
 
 def test_wrong_input_is_refused_in_a_line(criteo_rows, tmp_path):
