@@ -56,8 +56,11 @@ def test_the_measured_inputs_are_those_of_the_committed_measurements(rows):
 
 @pytest.mark.parametrize("regime", MEASURED)
 @pytest.mark.parametrize("contender", UNITS)
-def test_traffic_and_memory_of_parity_are_as_measured(sizes, regime, contender):
-    """The model takes a record for each updated row and parity unit, so half of the undo log."""
+def test_measured_parity_has_the_shares_that_the_model_supposes(sizes, regime, contender):
+    """The model takes a record for each updated row and parity unit, so half of the undo log.
+
+    Here no code of the model runs: the bound of the rows updated in a step depends on the data.
+    """
     row, none = sizes[regime, contender], sizes[regime, "none"]
     sent = float(row["sent_bytes_per_step"]) - float(none["sent_bytes_per_step"])
     assert float(row["undo_bytes"]) / 2 == pytest.approx(sent, rel=0.1)
