@@ -164,6 +164,34 @@ def test_a_draft_guesses_from_names_and_values(made):
     assert "genres = { " in "\n".join(lines) and "list<" in "\n".join(lines)
 
 
+def drafted(tmp_path, columns):
+    """The columns of a draft for a Parquet file, as in the schema."""
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows")
+    return tomllib.loads(draft([str(tmp_path / "rows")]))["columns"]
+
+
+TIMES = {
+    "click": [0, 1] * 500,
+    "day_of_week": [number % 7 for number in range(1000)],
+    "watch_time": list(range(1000)),
+    "timestamp": [1_700_000_000 + number // 2 for number in range(1000)],
+}
+
+
+def test_a_draft_chooses_the_column_of_time(tmp_path):
+    """By the type, then the name, then the number of different values."""
+    found = drafted(tmp_path, TIMES)
+    assert [found[name]["kind"] for name in TIMES] == ["label", "dense", "dense", "time"]
+    days = [datetime.date(2024, 1, 1 + number % 9) for number in range(1000)]
+    found = drafted(tmp_path, TIMES | {"bought": days})
+    assert [name for name in found if found[name]["kind"] == "time"] == ["bought"]
+    others = {name: TIMES[name] for name in ("click", "day_of_week")}
+    found = drafted(tmp_path, others | {"time": [number % 900 for number in range(1000)]})
+    assert found["time"]["kind"] == "time"
+    found = drafted(tmp_path, others)
+    assert found["day_of_week"] == {"kind": "dense"}
+
+
 ODD = {
     "bytes": pyarrow.array([b"\xff", b"a"]),
     "fixed": pyarrow.array([b"ab", b"cd"], pyarrow.binary(2)),

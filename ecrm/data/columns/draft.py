@@ -30,6 +30,9 @@ LARGEST_VOCABULARY = 1000
 _LABELS = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
 _RATINGS = ("rating", "stars", "score")
 _TIMES = re.compile(r"(^|_)(time|timestamp|ts|date|datetime|day)(_|$)|_at$", re.IGNORECASE)
+_BEST_TIMES = re.compile(r"(^|_)(timestamp|ts|datetime|date)(_|$)", re.IGNORECASE)
+_FEW_TIMES, _EARLY = 366, 1e8
+"""Numbers below `_EARLY` with at most `_FEW_TIMES` different values are days or hours, no times."""
 _SPLITS = ("split", "fold", "part", "subset", "set")
 _IDS = re.compile(
     r"(^|[_ .])(id|ids|code|zip|cat|category|type|key|hash)(\d*)([_ .]|$)|Id$|:token", re.I
@@ -236,21 +239,20 @@ class _Found:
         self.note = f", {different:,} different values" if different > 1 else ", a single value"
         is_whole = numbers is not None and bool((numbers == numbers.round()).all())
         self.may_be_label = numbers is not None and set(np.unique(numbers)) == {0.0, 1.0}
-        self.may_be_time = self._is_time() and bool(
-            types.is_temporal(self.type) or _TIMES.search(self.word)
-        )
+        is_temporal = types.is_temporal(self.type)
+        best_name = bool(_BEST_TIMES.search(self.word))
+        few = different <= _FEW_TIMES and numbers is not None and numbers.max() < _EARLY
+        named = best_name or (bool(_TIMES.search(self.word)) and not few)
+        self.may_be_time = different > 1 and (is_temporal or named) and self._is_time()
+        self.time_rank = (is_temporal, best_name, different)
         self.may_be_rating = is_whole and self.word in _RATINGS
         named_by_pandas = self.name == "" or self.name.startswith("Unnamed")
-        if (
-            different < 2
-            or named_by_pandas
-            or (types.is_temporal(self.type) and not self.may_be_time)
-        ):
+        if different < 2 or named_by_pandas or is_temporal:
+            self.may_be_time &= not named_by_pandas
             return
         if self.word in _SPLITS and different <= 10:
             self._split()
-        elif self.may_be_time:
-            self._time()
+            self.may_be_time = False
         elif numbers is not None and not (is_whole and _IDS.search(self.name)):
             self.kind = "dense"
             low, high = float(numbers.min()), float(numbers.max())
@@ -269,8 +271,9 @@ class _Found:
         except (values.WrongType, pyarrow.ArrowException):
             return False
 
-    def _time(self) -> None:
-        self.kind = "time"
+    def be_time(self) -> None:
+        """Become the column of time."""
+        self.kind, self.options = "time", {}
         numbers = read_times(self._array)[0].numbers
         if numbers.any() and not numbers.all():
             self.options["unit"] = "s"
@@ -295,6 +298,7 @@ class _Found:
             self.options["rows"] = min(2_000_000, 1000 * -(-8 * different // 1000))
 
     may_be_label = may_be_time = may_be_rating = False
+    time_rank = (False, False, 0)
 
 
 def _choose(found: list[_Found]) -> None:
@@ -308,9 +312,13 @@ def _choose(found: list[_Found]) -> None:
         label.kind, label.options = "label", {}
         if label.may_be_rating:
             label.options = {"above": 3.0}
-    for one in [one for one in found if one.kind == "time"][1:]:
-        one.kind = "unused"
-        one.note += ", a second time"
+    times = [one for one in found if one.may_be_time and one.kind != "label"]
+    if times:
+        time = max(times, key=lambda one: one.time_rank)
+        time.be_time()
+        for one in times:
+            if one is not time:
+                one.note += ", a second time"
 
 
 def _key(name: str) -> str:
