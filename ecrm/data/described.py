@@ -27,6 +27,7 @@ class Described:
     - `lookups`: the ids of a row in every table, on average.
     - `weighted`: some feature has weights. `ordered`: the rows are in the order of time.
     - `binary`: every label is 0 or 1.
+    - `split`: the name of the column of kind split, empty without.
     - `files`: the manifest's record of every file.
     """
 
@@ -41,6 +42,7 @@ class Described:
     ordered: bool
     binary: bool
     files: Mapping[str, Mapping[str, Any]]
+    split: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -129,6 +131,7 @@ def _of_table(directory: Path) -> Described:
         ordered=bool(schema.of_kind("time")),
         binary=manifest["binary_labels"],
         files=manifest["files"],
+        split="".join(column.name for column in schema.of_kind("split")),
     )
 
 

@@ -32,7 +32,7 @@ def _check_split(config: Config, data: Described) -> None:
             f"data.eval_fraction is {share}, but {config.data.path} is a prepared table with "
             f"{counted(data.rows - data.train_rows, 'held-out row')} of its own",
             {"data.eval_fraction": DataConfig.eval_fraction},
-            otherwise="type held_out = SHARE in the schema, and prepare the files again",
+            otherwise=_hold_out(data),
         )
     if data.train_rows < data.rows:
         return
@@ -48,8 +48,14 @@ def _check_split(config: Config, data: Described) -> None:
             raise UsageError(
                 f"{name} is {value}, but {config.data.path} has no held-out rows to evaluate",
                 {name: off},
-                otherwise="type held_out = SHARE in the schema, and prepare the files again",
+                otherwise=_hold_out(data),
             )
+
+
+def _hold_out(data: Described) -> str:
+    """The words to type for other held-out rows of a table."""
+    what = f"values in held_out of the column {data.split}" if data.split else "held_out = SHARE"
+    return f"type {what} in the schema, and prepare the files again"
 
 
 def _check_towers(config: Config, data: Described) -> None:

@@ -505,6 +505,9 @@ def test_a_split_column_decides_and_time_orders_inside(tmp_path):
     assert read_back(out)["order.bin"].tolist() == [1, 0]
     with pytest.raises(DataError, match="every row is held out: column 'part' has no value of"):
         prepared_small(tmp_path, "part,t,y,id\ntest,1,1,1\n", SPLIT, force=True)
+    said = r"no row is held out: column 'part' has no value of held_out = \['test', 'valid'\]: corr"
+    with pytest.raises(DataError, match=said):
+        prepared_small(tmp_path, "part,t,y,id\ntrain,1,1,1\n", SPLIT, force=True)
 
 
 def test_vocabularies_of_a_table_prepared_before(tmp_path, capsys):

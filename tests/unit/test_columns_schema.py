@@ -60,6 +60,11 @@ MISTAKES = [
     ('[columns]\na = { kind = "multi_hot", rows = 9, separator = "" }\n' + REST, "is empty: leave"),
     ('[columns]\na = { kind = "split", train = ["x"] }\n' + REST, "type the values of both parts"),
     (
+        'held_out = 0.2\n[columns]\na = { kind = "split", train = ["x"], held_out = ["y"] }\n'
+        + REST,
+        "held_out is 0.2, but the column 'a' of kind split has the held-out rows: leave out",
+    ),
+    (
         '[columns]\na = { kind = "split", train = "x", held_out = ["y"] }\n' + REST,
         "train is 'x': type a list of texts",
     ),
@@ -190,6 +195,27 @@ def test_a_draft_chooses_the_column_of_time(tmp_path):
     assert found["time"]["kind"] == "time"
     found = drafted(tmp_path, others)
     assert found["day_of_week"] == {"kind": "dense"}
+
+
+def test_a_draft_holds_out_the_last_fold(tmp_path):
+    columns = {"click": [0, 1] * 10, "user_id": list(range(20))}
+    fold = [1 + number % 10 for number in range(20)]
+    found = drafted(tmp_path, columns | {"fold": fold})["fold"]
+    assert found == {
+        "kind": "split",
+        "train": [str(number) for number in range(1, 10)],
+        "held_out": ["10"],
+    }
+    text = draft([str(tmp_path / "rows")])
+    assert "\nheld_out" not in text
+    manifest = prepare_table(
+        [str(tmp_path / "rows")], str(tmp_path / "out"), schema_of(tmp_path, text)
+    )
+    assert manifest["train_rows"] == 18
+    found = drafted(tmp_path, columns | {"part": ["train", "a"] * 10})["part"]
+    assert (found["train"], found["held_out"]) == (["train"], ["a"])
+    found = drafted(tmp_path, columns | {"part": ["valid", "test"] * 10})["part"]
+    assert (found["train"], found["held_out"]) == (["test"], ["valid"])
 
 
 ODD = {

@@ -102,6 +102,14 @@ def test_labels_that_are_no_probabilities_are_refused(tmp_path):
     plan(config_of(prepared_small(tmp_path, text, above, force=True)))
 
 
+def test_the_advice_about_held_out_rows_names_the_split_column(tmp_path):
+    split = 'note = { kind = "split", train = ["first", "second"], held_out = ["a, b"] }'
+    schema = SMALL.replace('note = { kind = "unused" }', split).replace("held_out = 0.25", "")
+    data = prepared_small(tmp_path, schema=schema, max_malformed=1)
+    with pytest.raises(UsageError, match="type values in held_out of the column note in the sch"):
+        plan(config_of(data, "data.eval_fraction=0.2"))
+
+
 def test_evaluations_need_held_out_rows_of_the_table(tmp_path):
     data = prepared_small(tmp_path, schema=SMALL.replace("0.25", "0"))
     plan(config_of(data))

@@ -38,6 +38,7 @@ _IDS = re.compile(
     r"(^|[_ .])(id|ids|code|zip|cat|category|type|key|hash)(\d*)([_ .]|$)|Id$|:token", re.I
 )
 _HELD_OUT = ("test", "valid", "val", "validation", "eval", "dev", "holdout", "held_out")
+_HELD_OUT_LINE = ["held_out = 0.1  # the share of the last rows, held out for evaluation"]
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -60,7 +61,7 @@ def draft(inputs: Sequence[str]) -> str:
         *([f"# {counted(malformed, 'malformed line')} skipped."] if malformed else []),
         "# Kinds: label, dense, categorical, multi_hot, weighted, weights, time, split, unused.",
         *laid_out,
-        "held_out = 0.1  # the share of the last rows, held out for evaluation",
+        *(_HELD_OUT_LINE if all(one.kind != "split" for one in found) else []),
         "",
         "[columns]",
     ]
@@ -280,12 +281,15 @@ class _Found:
             self.note += ", numbers and dates: s, ms, us or ns since 1970?"
 
     def _split(self) -> None:
-        found = sorted(filter(None, self._array.unique().cast(pyarrow.string()).to_pylist()))
+        found = list(filter(None, self._array.unique().cast(pyarrow.string()).to_pylist()))
+        found.sort(key=lambda one: (not one.lower().startswith("train"), one.zfill(9)))
         self.kind = "split"
         held_out = [one for one in found if one.lower() in _HELD_OUT]
+        if not 0 < len(held_out) < len(found):
+            held_out = found[-1:]  # the last fold
         self.options = {
             "train": [one for one in found if one not in held_out],
-            "held_out": held_out or ["test"],
+            "held_out": held_out,
         }
 
     def _table(self, texts: Any) -> None:

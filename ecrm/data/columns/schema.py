@@ -130,7 +130,14 @@ def load_schema(path: Path) -> Schema:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from error
-    return parse_schema(given, str(path))
+    schema = parse_schema(given, str(path))
+    if schema.held_out != Schema.held_out and (splits := schema.of_kind("split")):
+        raise UsageError(
+            f"{path}: held_out is {schema.held_out:g}, but the column {splits[0].name!r} of kind "
+            "split has the held-out rows: leave out the line held_out, or give the column "
+            'kind = "unused"'
+        )
+    return schema
 
 
 def parse_schema(given: Mapping[str, Any], source: str) -> Schema:

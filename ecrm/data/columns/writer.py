@@ -193,12 +193,16 @@ class Writer:
         train_rows = self.rows - int(self.rows * self._schema.held_out)
         if self._held_out:
             train_rows = self.rows - int(keys[-1].sum())
-            if not train_rows:
-                (column,) = self._schema.of_kind("split")
-                raise DataError(
-                    f"every row is held out: column {column.name!r} has no value of train = "
-                    f"{list(column.train)}"
-                )
+            (column,) = self._schema.of_kind("split")
+            for count, what, option, given in (
+                (train_rows, "every row is held out", "train", column.train),
+                (self.rows - train_rows, "no row is held out", "held_out", column.held_out),
+            ):
+                if not count:
+                    raise DataError(
+                        f"{what}: column {column.name!r} has no value of {option} = {list(given)}: "
+                        f'correct {option} in the schema, or give the column kind = "unused"'
+                    )
         if (order[1:] > order[:-1]).all():
             return None, train_rows
         return order, train_rows
