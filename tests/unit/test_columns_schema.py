@@ -218,6 +218,26 @@ def test_a_draft_holds_out_the_last_fold(tmp_path):
     assert (found["train"], found["held_out"]) == (["test"], ["valid"])
 
 
+def test_a_draft_knows_pairs_in_texts_and_names_of_things(tmp_path):
+    columns = {
+        "click": [0, 1] * 10,
+        "movie": list(range(20)),
+        "movies": list(range(20)),
+        "seen": [f"m{number}:0.53|m{number + 1}:-2e-3" for number in range(20)],
+        "genres": ["drama|film:noir", "drama|sci-fi:2"] * 10,
+    }
+    found = drafted(tmp_path, columns)
+    assert found["movie"]["kind"] == "categorical" and found["movies"]["kind"] == "dense"
+    assert found["seen"] == {"kind": "weighted", "separator": "|", "vocabulary": True}
+    assert found["genres"]["kind"] == "multi_hot"
+    text = draft([str(tmp_path / "rows")])
+    assert "{ " + 'kind = "weighted", separator = "|", vocabulary = true }  # string, 21 ' in text
+    manifest = prepare_table(
+        [str(tmp_path / "rows")], str(tmp_path / "out"), schema_of(tmp_path, text), strict=True
+    )
+    assert manifest["tables"]["seen"] == 22
+
+
 ODD = {
     "bytes": pyarrow.array([b"\xff", b"a"]),
     "fixed": pyarrow.array([b"ab", b"cd"], pyarrow.binary(2)),

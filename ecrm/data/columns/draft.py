@@ -35,8 +35,12 @@ _FEW_TIMES, _EARLY = 366, 1e8
 """Numbers below `_EARLY` with at most `_FEW_TIMES` different values are days or hours, no times."""
 _SPLITS = ("split", "fold", "part", "subset", "set")
 _IDS = re.compile(
-    r"(^|[_ .])(id|ids|code|zip|cat|category|type|key|hash)(\d*)([_ .]|$)|Id$|:token", re.I
+    r"(^|[_ .])(id|ids|code|zip|cat|category|type|key|hash)(\d*)([_ .]|$)|Id$|:token"
+    r"|^(user|item|movie|product|ad|campaign|video|song|shop|brand)$",
+    re.I,
 )
+_PAIR = r"(?s)^.+:[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
+"""An id and a weight, as a weighted column reads texts."""
 _HELD_OUT = ("test", "valid", "val", "validation", "eval", "dev", "holdout", "held_out")
 _HELD_OUT_LINE = ["held_out = 0.1  # the share of the last rows, held out for evaluation"]
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -225,6 +229,10 @@ class _Found:
             if pyarrow.compute.mean(with_it).as_py() > 0.2:
                 ids, _ = values.lists(some, separator)
                 self.kind, self.options = "multi_hot", {"separator": separator}
+                paired = pyarrow.compute.match_substring_regex(ids, _PAIR)
+                if pyarrow.compute.mean(paired).as_py() > 0.9:
+                    self.kind = "weighted"
+                    ids, _, _ = values.pairs(ids, ":")
                 self._table(ids)
                 return True
         return False
