@@ -238,6 +238,34 @@ def test_a_draft_knows_pairs_in_texts_and_names_of_things(tmp_path):
     assert manifest["tables"]["seen"] == 22
 
 
+HALVES = [number % 10 / 2 + 0.5 for number in range(20)]
+LABELS = [
+    ({"rating": HALVES}, {"kind": "label", "above": 3}),
+    ({"label": ["yes", "no"] * 10}, {"kind": "label", "equals": "yes"}),
+    ({"click": ["Y", None] * 10}, {"kind": "unused"}),
+    ({"y": ["b", "a"] * 10}, {"kind": "label", "equals": "b"}),
+    ({"score": [number / 20 for number in range(20)]}, {"kind": "dense"}),
+]
+
+
+@pytest.mark.parametrize(("column", "guessed"), LABELS)
+def test_a_draft_finds_labels_of_half_stars_and_of_two_texts(tmp_path, column, guessed):
+    found = drafted(tmp_path, {"id": list(range(20)), **column})
+    assert [found[name] for name in column] == [guessed]
+
+
+def test_a_draft_says_how_to_read_dates_with_points(tmp_path):
+    days = [f"{1 + number % 9:02}.02.2024" for number in range(20)]
+    drafted(tmp_path, {"click": [0, 1] * 10, "day": days, "id": list(range(20))})
+    text = draft([str(tmp_path / "rows")])
+    (line,) = [line for line in text.splitlines() if line.startswith("day = ")]
+    assert line.endswith('9 different values, dates: kind = "time", format = "%d.%m.%Y"')
+    advised = text.replace(line, "day = { " + line.split("dates: ")[1] + " }")
+    prepare_table(
+        [str(tmp_path / "rows")], str(tmp_path / "out"), schema_of(tmp_path, advised), strict=True
+    )
+
+
 ODD = {
     "bytes": pyarrow.array([b"\xff", b"a"]),
     "fixed": pyarrow.array([b"ab", b"cd"], pyarrow.binary(2)),

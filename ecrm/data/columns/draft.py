@@ -28,6 +28,8 @@ LARGEST_VOCABULARY = 1000
 """Most different values of a column with a vocabulary in a draft; more values are hashed."""
 
 _LABELS = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
+_POSITIVE = ("yes", "y", "t", "click", "clicked", "positive", "pos", "bought", "converted", "like")
+_DOTTED = r"^[0-9]{1,2}\.[0-9]{1,2}\.[0-9]{4}$"
 _RATINGS = ("rating", "stars", "score")
 _TIMES = re.compile(r"(^|_)(time|timestamp|ts|date|datetime|day)(_|$)|_at$", re.IGNORECASE)
 _BEST_TIMES = re.compile(r"(^|_)(timestamp|ts|datetime|date)(_|$)", re.IGNORECASE)
@@ -254,7 +256,14 @@ class _Found:
         named = best_name or (bool(_TIMES.search(self.word)) and not few)
         self.may_be_time = different > 1 and (is_temporal or named) and self._is_time()
         self.time_rank = (is_temporal, best_name, different)
-        self.may_be_rating = is_whole and self.word in _RATINGS
+        if self.word in _RATINGS and numbers is not None:
+            halves = numbers * 2
+            self.may_be_rating = bool((halves == halves.round()).all() and numbers.max() > 3)
+        if numbers is None and different == 2 and self.word in _LABELS:
+            two = values.texts(self._array)[0].unique().drop_null().to_pylist()
+            self.may_be_label = len(two) == 2
+            self.equals = max(two, key=lambda one: (one.lower() in _POSITIVE, one))
+        self._note_dates()
         named_by_pandas = self.name == "" or self.name.startswith("Unnamed")
         if different < 2 or named_by_pandas or is_temporal:
             self.may_be_time &= not named_by_pandas
@@ -269,10 +278,18 @@ class _Found:
             if max(abs(low), abs(high)) > 100:
                 self.options["transform"] = "log" if low >= -2 else "signed_log"
         elif numbers is None and different == self.rows > LARGEST_VOCABULARY:
-            self.note = ", another value in every row"
+            self.note += ", another value in every row"
         else:
             self.kind = "categorical"
             self._table(values.texts(self._array)[0])
+
+    def _note_dates(self) -> None:
+        """Note dates that need a format."""
+        if not values.is_text(self.type):
+            return
+        dates = pyarrow.compute.match_substring_regex(self._array, _DOTTED)
+        if pyarrow.compute.all(dates).as_py():
+            self.note += ', dates: kind = "time", format = "%d.%m.%Y"'
 
     def _is_time(self) -> bool:
         try:
@@ -303,7 +320,7 @@ class _Found:
     def _table(self, texts: Any) -> None:
         """Set the options of the table for ids."""
         different = len(texts.unique().drop_null())
-        self.note = f", {different:,} different values"
+        self.note = self.note or f", {different:,} different values"
         if different <= LARGEST_VOCABULARY:
             self.options["vocabulary"] = True
         else:
@@ -311,6 +328,7 @@ class _Found:
 
     may_be_label = may_be_time = may_be_rating = False
     time_rank = (False, False, 0)
+    equals = ""
 
 
 def _choose(found: list[_Found]) -> None:
@@ -321,7 +339,8 @@ def _choose(found: list[_Found]) -> None:
     candidates = candidates or (binary if len(binary) == 1 else [])
     if candidates:
         label = candidates[0]
-        label.kind, label.options = "label", {}
+        label.kind = "label"
+        label.options = {"equals": label.equals} if label.equals else {}
         if label.may_be_rating:
             label.options = {"above": 3.0}
     times = [one for one in found if one.may_be_time and one.kind != "label"]
