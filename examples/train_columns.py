@@ -90,10 +90,13 @@ for batch in session.steps(batches, typed.steps):
     loss.backward()
     session.log(loss=loss)
 
-session.model.eval()
-for batch in session.eval_batches(ecrm.Indexed(table.held_out, 1000, table.collate)):
-    session.gather(scores=session.model(batch), labels=batch.labels)
-if session.is_main:
-    found = {name: tensor.numpy() for name, tensor in session.gathered.items()}
-    print(f"AUC of held-out rows: {auc(found['labels'], found['scores']):.4f} (0.5 by guessing)")
+if len(table.held_out):
+    session.model.eval()
+    for batch in session.eval_batches(ecrm.Indexed(table.held_out, 1000, table.collate)):
+        session.gather(scores=session.model(batch), labels=batch.labels)
+    if session.is_main:
+        found = {name: tensor.numpy() for name, tensor in session.gathered.items()}
+        score = auc(found["labels"], found["scores"])
+        shown = "none, their labels are all equal" if score is None else f"{score:.4f}"
+        print(f"AUC of held-out rows: {shown} (0.5 by guessing)")
 session.save(typed.output)

@@ -110,10 +110,12 @@ def _run_prepare(args: argparse.Namespace) -> int:
             progress=progress,
         )
     rows, malformed = manifest["rows"], sum(source["malformed"] for source in manifest["sources"])
+    held_out = rows - manifest["train_rows"]
+    evaluated = f"{held_out:,} of them" if held_out else "no rows are"
     size = sum(record["bytes"] for record in manifest["files"].values())
     named = " (named in malformed.txt)" if malformed else ""
     print(
-        f"{args.output}: {rows:,} rows, {rows - manifest['train_rows']:,} of them held out, "
+        f"{args.output}: {rows:,} rows, {evaluated} held out, "
         f"label {manifest['label_mean']:.4g} on average, "
         f"{counted(malformed, 'malformed row')} skipped{named}, "
         f"{sum(manifest['tables'].values()):,} table rows, {size / 1e6:,.1f} MB"

@@ -20,6 +20,7 @@ import pytest
 
 from ecrm.base.console import Progress
 from ecrm.base.errors import DataError, EcrmError, UsageError
+from ecrm.cli.commands import main
 from ecrm.data.columns import text_lines
 from ecrm.data.columns.draft import draft
 from ecrm.data.columns.prepare import prepare_table
@@ -696,6 +697,15 @@ def test_a_killed_preparation_begins_again(tmp_path):
     assert sorted(os.listdir(tmp_path)) == [".out.preparing", "rows.csv", "schema.toml"]
     assert len(read_back(prepared_small(tmp_path))["labels.bin"]) == 4
     assert sorted(os.listdir(tmp_path)) == ["out", "rows.csv", "schema.toml"]
+
+
+def test_the_command_says_how_many_rows_are_held_out(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for share, said in (("0.25", "1 of them held out, "), ("0", "no rows are held out, ")):
+        prepared_small(tmp_path, schema=SMALL.replace("0.25", share), force=True)
+        words = ["prepare", "table", "rows.csv", "--schema", "schema.toml", "--output", "out"]
+        assert main([*words, "--force"]) == 0
+        assert f"out: 4 rows, {said}" in capsys.readouterr().out
 
 
 def test_text_may_come_from_a_pipe(tmp_path):
