@@ -155,7 +155,7 @@ class Head:
         self._pairs = {
             pair: times
             for pair, times in self._pairs.items()
-            if now - times[1] < FADES and not self.fenced.intersection(pair)
+            if now - times[1] < FADES and not (self.fenced | self.left).intersection(pair)
         }
         if self._pairs and now - min(t[0] for t in self._pairs.values()) >= (
             GATHER * self._keep_alive
@@ -227,7 +227,9 @@ class Head:
                 f"hosts {one} and {other} do not hear each other, though this machine hears both: "
                 f"host {host} is given up"
             )
-            gone = {rank for rank in self.live - self.dead if self._place[rank] == place}
+            # ranks that have left beat no more: their end would never be known
+            staying = self.live - self.dead - self.left
+            gone = {rank for rank in staying if self._place[rank] == place}
             self.fenced |= gone
             for rank in sorted(gone):
                 self._say(rank, "fence")

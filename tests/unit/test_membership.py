@@ -209,6 +209,15 @@ def test_of_two_hosts_that_do_not_hear_each_other_one_is_fenced(seed: int) -> No
     assert run.head.lines[0].endswith("host h2 is given up")
 
 
+def test_a_fence_does_not_wait_for_ranks_of_the_host_that_have_left() -> None:
+    run = joined(["h1", "h2", "h2"])
+    run.members[1].leave()
+    run.run(lambda: 1 in run.head.left, 1.0)
+    run.part("h1", "h2")
+    run.run(lambda: run.all_in(2, {0}), 8.0)
+    assert 2 not in run.alive and run.head.lines[0].endswith("host h2 is given up")
+
+
 def test_the_host_in_most_unheard_pairs_is_fenced() -> None:
     run = joined(HOSTS)
     run.part("h1", "h2")
