@@ -107,12 +107,12 @@ class Carrier {
     }
     stop_.notify_all();
     if (thread_.joinable()) thread_.join();
-    for (End& end : ends_)
-      if (end.fd >= 0) close(end.fd);
+    for (End& end : ends_) drop(end.fd);
     for (auto& stranger : strangers_)
-      if (stranger) close(stranger->fd);
-    for (const int fd : {listener_, poll_, beats_})
-      if (fd >= 0) close(fd);
+      if (stranger) drop(stranger->fd);
+    drop(listener_);
+    drop(beats_);
+    if (poll_ >= 0) close(poll_);
   }
 
   int port() const { return port_; }
@@ -132,7 +132,7 @@ class Carrier {
     for (uint32_t p = 0; p < ends_.size(); ++p) {
       if (p == me_.rank) continue;
       End& end = ends_[p];
-      if (end.fd >= 0) close(end.fd);
+      drop(end.fd);
       end.fd = -1;
       end.events = 0;
       end.live = live[p] != 0;
@@ -257,6 +257,14 @@ class Carrier {
     event.data.u64 = static_cast<uint64_t>(tag) << 32 | number;
     epoll_ctl(poll_, how, fd, &event);
   }
+  // Closes a socket in forked processes too: to close its number here alone would keep the
+  // connection open, and epoll would go on to report it.
+  void drop(int fd) const {
+    if (fd < 0) return;
+    epoll_ctl(poll_, EPOLL_CTL_DEL, fd, nullptr);
+    shutdown(fd, SHUT_RDWR);
+    close(fd);
+  }
   static void options(int fd) {
     const int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -336,7 +344,7 @@ class Carrier {
 
   void lost(uint32_t p) {
     End& end = ends_[p];
-    if (end.fd >= 0) close(end.fd);
+    drop(end.fd);
     end.fd = -1;
     end.events = 0;
     end.link->broke(clock_now());
@@ -445,8 +453,8 @@ class Carrier {
     }
   }
 
-  static void send_away(std::unique_ptr<Stranger>& stranger) {
-    close(stranger->fd);
+  void send_away(std::unique_ptr<Stranger>& stranger) {
+    drop(stranger->fd);
     stranger.reset();
   }
 

@@ -166,6 +166,40 @@ def test_closing_ends_the_thread_and_closes_the_files() -> None:
     assert len(os.listdir("/proc/self/task")) == threads
 
 
+def test_a_connection_ends_although_a_forked_process_holds_it(carriers: list[Carrier]) -> None:
+    """Data workers are forks. The peer hears of the end, and no closed socket wakes the rank."""
+    peer = socket.create_server((ADDRESS, 0))
+    peer.settimeout(SECONDS)
+    alone = Carrier(Identity(RUN, SECRET, 0), 2, Settings(), ADDRESS)
+    alone.peer(1, ADDRESS, peer.getsockname()[1])
+    alone.begin_epoch(1, (0, 1))
+    connection, _ = peer.accept()
+    reading, writing = os.pipe()
+    fork = os.fork()
+    if not fork:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        alone.begin_epoch(2, (0,))
+        connection.settimeout(2.0)
+        while connection.recv(1 << 16):
+            pass
+        connection.close()
+        busy = time.process_time()
+        assert alone.receive(1, 0.3) is None
+        assert time.process_time() - busy < 0.15
+        port = alone.port
+        alone.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((ADDRESS, port), timeout=2.0)
+    finally:
+        os.close(writing)
+        os.waitpid(fork, 0)
+        os.close(reading)
+        peer.close()
+
+
 def test_a_wait_ends_early_for_what_is_watched(carriers: list[Carrier]) -> None:
     reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     carriers[0].watch(reading)
