@@ -43,11 +43,14 @@ static_assert(sizeof(Beat) == 48, "without gaps");
 constexpr uint64_t kBeatMagic = 0x3174616562726365;  // "ecrbeat1"
 enum BeatKind : uint64_t { kBeats = 1, kAnswers = 2 };
 
-inline double clock_now() {
+inline double clock_now(clockid_t clock = CLOCK_MONOTONIC) {
   timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
+  clock_gettime(clock, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
+
+// The clock of leases: it goes on while this host is suspended, as time does at the head.
+inline double lease_now() { return clock_now(CLOCK_BOOTTIME); }
 
 // What a rank may do for as long: it is renewed by answers of the head. Without I/O.
 class Lease {
@@ -151,7 +154,7 @@ class Carrier {
         bind(beats_, address_of(own_), sizeof own_) != 0 ||
         connect(beats_, address_of(there), sizeof there) != 0)
       return false;
-    lease_.reset(new Lease(keep_alive, clock_now()));
+    lease_.reset(new Lease(keep_alive, lease_now()));
     watch(beats_, EPOLLIN, kBeatSocket, EPOLL_CTL_ADD);
     return true;
   }
@@ -282,14 +285,13 @@ class Carrier {
     for (;;) {
       if (done()) break;
       const double left = end - clock_now();
-      if (left <= 0 || woken_) {
-        last_ = clock_now();
-        return done();
-      }
+      if (left <= 0 || woken_) break;
       progress(left);
     }
+    // before a result: calls that are done at once beat too, and a suspended host wakes here
+    if (lease_ && lease_now() - looked_ >= kIdle) progress(0);
     last_ = clock_now();
-    return true;
+    return done();
   }
 
   void run() {
@@ -324,7 +326,7 @@ class Carrier {
         }
       }
     if (lease_) {
-      beat(now);
+      beat();
       soon = std::min(soon, now + kIdle);
     }
     const double until = std::min(seconds, std::max(soon - now, 0.0));
@@ -511,7 +513,8 @@ class Carrier {
     return beat;
   }
 
-  void beat(double now) {
+  void beat() {
+    const double now = looked_ = lease_now();
     if (lease_->expired(now)) {
       static const char line[] = "ecrm: the head machine is lost: rank killed\n";
       if (write(2, line, sizeof line - 1) < 0) {
@@ -549,7 +552,7 @@ class Carrier {
   int listener_ = -1, poll_ = -1, beats_ = -1, port_ = 0;
   std::unique_ptr<Lease> lease_;
   uint64_t refused_ = 0, silent_ = 0, refused_address_ = 0;
-  double last_ = 0;
+  double last_ = 0, looked_ = 0;
   bool woken_ = false, stopping_ = false;
   std::mutex lock_, sleep_;
   std::condition_variable stop_;

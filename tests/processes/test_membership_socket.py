@@ -104,12 +104,15 @@ carrier.lease({ADDRESS!r}, int(sys.argv[1]), {KEEP_ALIVE})
 print("beats", flush=True)
 if sys.argv[2] == "leaves":
     carrier.end_lease()
-while True:  # no call of the carrier
-    time.sleep(0.01)
+while True:
+    if sys.argv[2] == "calls":
+        carrier.flush(0.0)  # done at once, again and again: no wait looks at the lease
+    else:  # no call of the carrier
+        time.sleep(0.01)
 """
 
 
-@pytest.mark.parametrize("what", ["stays", "leaves"])
+@pytest.mark.parametrize("what", ["stays", "leaves", "calls"])
 def test_a_process_without_answers_of_the_head_kills_itself(what: str) -> None:
     served = Served(2)
     process = subprocess.Popen(
