@@ -32,6 +32,7 @@ held_out = [samples(1000 + number) for number in range(8)]
 
 @session.every(5, mode="min", keep_best=True, patience=3)
 def evaluate():
+    session.model.eval()  # without dropout; training goes on in its own mode
     for ids, labels in session.eval_batches(held_out):
         session.gather(logits=session.model(ids).values().sum(1), labels=labels)
     found = session.gathered
