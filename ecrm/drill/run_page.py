@@ -172,7 +172,8 @@ def _facts(story: Story, batch: int | None) -> dict[str, str]:
     if "script" in start:
         facts["script"] = str(start["script"])
     if "steps" in record.summary:
-        facts["training"] = duration(record.summary.get("training_seconds", 0.0))
+        label = "training, last start" if story.starts > 1 else "training"
+        facts[label] = duration(record.summary.get("training_seconds", 0.0))
     if found.steps_per_second is not None:
         samples = found.samples_per_second
         facts["pace"] = (

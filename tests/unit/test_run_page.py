@@ -10,7 +10,7 @@ import pytest
 from ecrm.config import make_config
 from ecrm.drill.charts import curves
 from ecrm.drill.roles import stays
-from ecrm.drill.run_page import of_lives, without_pauses
+from ecrm.drill.run_page import of_lives, report, without_pauses
 from ecrm.drill.svg import Chart, Line, Mark, drawn, standalone, ticks
 from support.commands import assert_one_line, ecrm
 from support.pages import charts, measured
@@ -201,6 +201,16 @@ def test_the_night_between_two_starts_is_left_out_and_ranks_die_in_each():
     assert [failure.ranks for failure in record.failures] == [(1,), (1,)]
     assert record.finished[-1] == (40, T + 7.0) and record.started_at == T
     assert [stay.rank for stay in stays(events) if stay.dies] == [1, 1]
+
+
+def test_the_time_of_training_is_that_of_the_last_start(folder):
+    page = report(folder).read_text()
+    assert "<dt>training</dt>" in page and "last start" not in page
+    again = [{**start(100.0), "resumed": {"step": 50}}, progress(102.0, 51, 60)]
+    with open(folder / "events.jsonl", "a") as events:
+        events.writelines(json.dumps(event) + "\n" for event in again)
+    page = report(folder).read_text()
+    assert "<dt>training, last start</dt>" in page and "<dt>training</dt>" not in page
 
 
 def test_values_told_again_after_a_rollback_are_drawn_once():
