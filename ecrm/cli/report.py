@@ -28,6 +28,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="write no page, and print the values of the run, as `hooks.logger` gets the values: a "
         "JSON object a line",
     )
+    parser.add_argument(
+        "--session",
+        metavar="N",
+        type=int,
+        help="the number of a session, of a script with several; by default the newest session",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -35,12 +41,13 @@ def _run(args: argparse.Namespace) -> int:
     if args.values:
         from ecrm.launch.logger_hook import ValueLines
         from ecrm.launch.run_state import run_state
+        from ecrm.run.session_folders import told_session
 
         run_state(args.folder)  # refuses a folder without a run
-        for line in ValueLines(args.folder).new():
+        for line in ValueLines(told_session(args.folder, args.session)).new():
             print(line)
         return 0
     from ecrm.drill.run_page import report
 
-    print(f"report in {report(args.folder, args.output)}")
+    print(f"report in {report(args.folder, args.output, args.session)}")
     return 0

@@ -23,7 +23,7 @@ from ecrm.drill.throughput import pace, spans
 from ecrm.drill.timeline import timeline
 from ecrm.launch.run_state import RunState, run_state
 from ecrm.run.reading import Event, parse_events, read_json
-from ecrm.run.session_folders import session_folders
+from ecrm.run.session_folders import told_session
 
 MOST_LANES = 48
 """The most ranks of a time line; ranks with one role throughout are left out first."""
@@ -48,15 +48,16 @@ class Story:
     trace: Mapping[str, Any]
 
 
-def report(run_dir: Path, output: Path | None = None) -> Path:
-    """Write the page of a run, of its newest session, and return the path of the page.
+def report(run_dir: Path, output: Path | None = None, session: int | None = None) -> Path:
+    """Write the page of a run, and return the path of the page.
 
-    `output` is by default report.html in the run folder. Raises UsageError for a folder without a
-    run, DataError without events, EcrmError for a file impossible to write.
+    `output` is by default report.html in the run folder. `session` is the number of a session, by
+    default the newest. Raises UsageError for a folder without the run or the session, DataError
+    without events, EcrmError for a file impossible to write.
     """
     state = run_state(run_dir)
-    told = [(folder, *_events(folder)) for folder in session_folders(run_dir)]
-    folder, events, damaged = next((each for each in told[::-1] if each[1]), told[-1])
+    folder = told_session(run_dir, session)
+    events, damaged = _events(folder)
     if not events:
         raise DataError(f"{folder / 'events.jsonl'}: holds no event yet: training has not begun")
     squeezed, starts = without_pauses(events)

@@ -128,7 +128,7 @@ class LoggerHook:
 
     def _warn(self, what: str) -> None:
         run, command = (shlex.quote(words) for words in (str(self._folder), self._command))
-        again = f"ecrm report {run} --values | ECRM_RUN_DIR={run} sh -c {command}"
+        again = f"ecrm report {run} --session 1 --values | ECRM_RUN_DIR={run} sh -c {command}"
         print(
             f"ecrm: warning: hooks.logger {what}; all values once more, after the run: {again}",
             file=sys.stderr,

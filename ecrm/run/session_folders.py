@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.errors import UsageError
+from ecrm.base.wording import counted
+
 _NAME = "session-{}"
 
 
@@ -28,6 +31,30 @@ def session_folders(run_dir: Path) -> list[Path]:
 def newest_session(run_dir: Path) -> Path:
     """The folder of the last session that has begun, or that is about to begin."""
     return session_folders(run_dir)[-1]
+
+
+def told_session(run_dir: Path, number: int | None = None) -> Path:
+    """The folder of session `number`, by default the folder of the newest session with an event.
+
+    Raises UsageError for a session that the run lacks.
+    """
+    folders = session_folders(run_dir)
+    if number is None:
+        return next((each for each in folders[::-1] if _has_event(each)), folders[-1])
+    if not 1 <= number <= len(folders):
+        raise UsageError(
+            f"--session {number}: {run_dir} has {counted(len(folders), 'session')}; "
+            f"type --session {len(folders)}"
+        )
+    return folders[number - 1]
+
+
+def _has_event(folder: Path) -> bool:
+    try:
+        with open(folder / "events.jsonl", "rb") as events:
+            return events.readline().endswith(b"\n")
+    except OSError:
+        return False
 
 
 def last_summary(summaries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

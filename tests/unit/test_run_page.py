@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
+from ecrm.cli.commands import main
 from ecrm.config import make_config
 from ecrm.drill.charts import curves
 from ecrm.drill.roles import stays
@@ -211,6 +214,35 @@ def test_the_time_of_training_is_that_of_the_last_start(folder):
         events.writelines(json.dumps(event) + "\n" for event in again)
     page = report(folder).read_text()
     assert "<dt>training, last start</dt>" in page and "<dt>training</dt>" not in page
+
+
+def test_page_and_values_are_those_of_the_newest_session_or_of_a_named_one(folder, capsys):
+    first = Path(shutil.copytree(folder, folder / "run"))
+    second = first / "session-2"
+    second.mkdir()
+    values = {"time": T, "event": "evaluation", "step": 10, "values": {"other": 0.5}}
+    lines = [start(0), progress(1.0, 1, 10), values]
+    (second / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (first / "session-3").mkdir()  # about to begin
+
+    def told(*words: str) -> tuple[str, str]:
+        assert main(["report", str(first), "--values", *words]) == 0
+        values = capsys.readouterr().out
+        assert main(["report", str(first), *words]) == 0
+        return values, (first / "report.html").read_text()
+
+    for words in ((), ("--session", "2")):
+        values, page = told(*words)
+        assert "evaluation/other" in values and "evaluation/auc" not in values
+        assert "10 steps, 0 failures" in page
+    values, page = told("--session", "1")
+    assert "evaluation/auc" in values and "evaluation/other" not in values
+    assert "50 steps, 2 failures" in page
+    for wrong in ("0", "4"):
+        assert main(["report", str(first), "--session", wrong]) == 2
+        assert f"--session {wrong}: {first} has 3 sessions; type --session 3" in (
+            capsys.readouterr().err
+        )
 
 
 def test_values_told_again_after_a_rollback_are_drawn_once():
