@@ -231,7 +231,7 @@ def test_folders_without_a_table(tmp_path):
 
 
 def test_a_dataset_of_prepare_criteo_is_refused_by_name(tmp_path):
-    with pytest.raises(UsageError, match="a dataset of `ecrm prepare criteo`, for the built-in"):
+    with pytest.raises(UsageError, match="of `ecrm prepare criteo`, and no table; `ecrm prep"):
         ecrm.Table(prepared(tmp_path, rows=50, seed=1))
 
 

@@ -80,9 +80,7 @@ def read_manifest(directory: Path) -> tuple[dict[str, Any], Schema]:
         raise DataError(f"{path}: not valid JSON: {error}") from error
     form = manifest.get("format") if isinstance(manifest, dict) else None
     if form == dataset_info.FORMAT:
-        raise UsageError(
-            f"{directory}: a dataset of `ecrm prepare criteo`, for the built-in trainer; {made}"
-        )
+        raise UsageError(f"{directory}: a dataset of `ecrm prepare criteo`, and no table; {made}")
     if form != FORMAT:
         raise DataError(f"{path}: not the manifest of a table made by `ecrm prepare table`")
     if manifest.get("format_version") != VERSION:
