@@ -699,6 +699,19 @@ def test_a_killed_preparation_begins_again(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["out", "rows.csv", "schema.toml"]
 
 
+EMPTY = [
+    ("train,1,,1", 'fill the column y in the file, or give another column kind = "label", and the'),
+    ("train,,1,1", 'fill the column t in the file, or type kind = "unused" for the column t'),
+    (",1,1,1", 'fill the column part in the file, or type kind = "unused" for the column part'),
+]
+
+
+@pytest.mark.parametrize(("row", "advice"), EMPTY)
+def test_a_column_without_values_has_an_advice_of_its_own(tmp_path, row, advice):
+    with pytest.raises(DataError, match=f"is missing; {advice}"):
+        prepared_small(tmp_path, f"part,t,y,id\n{row}\n{row}\n", SPLIT)
+
+
 def test_the_command_says_how_many_rows_are_held_out(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for share, said in (("0.25", "1 of them held out, "), ("0", "no rows are held out, ")):

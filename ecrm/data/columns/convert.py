@@ -142,6 +142,16 @@ class _Converter:
     def _refuse_where(self, column: Column, wrong: np.ndarray, reason: str) -> None:
         self._refuse(column, [(int(row), reason) for row in np.flatnonzero(wrong)])
 
+    def _refuse_missing(self, column: Column, missing: np.ndarray) -> None:
+        way = f'type kind = "unused" for the column {column.name}'
+        if column.kind == "label":
+            way = (
+                f'give another column kind = "label", and the column {column.name} kind = "unused"'
+            )
+        advice = f"fill the column {column.name} in the file, or {way} in the schema"
+        for row in np.flatnonzero(missing):
+            self.bad.setdefault(int(row), (f"{column.name} is missing", advice))
+
     def _number(self, column: Column, array: Any) -> np.ndarray:
         """A dense column, float32 [R]."""
         found, bad = values.numbers(array)
@@ -174,7 +184,7 @@ class _Converter:
             else:
                 self._refuse_where(column, np.abs(labels) > LARGEST_DENSE, "is not finite")
         self._refuse(column, bad)
-        self._refuse_where(column, missing, "is missing")
+        self._refuse_missing(column, missing)
         with np.errstate(over="ignore"):
             self._labels[:] = labels
 
@@ -250,7 +260,7 @@ class _Converter:
         times, bad = read_times(array, column.format, column.unit)
         self._times = times
         self._refuse(column, bad)
-        self._refuse_where(column, times.missing, "is missing")
+        self._refuse_missing(column, times.missing)
         sound = ~times.missing
         sound[[row for row, _ in bad]] = False
         differing = self._clock.differing(times, sound)
@@ -281,7 +291,7 @@ class _Converter:
                 for row in np.flatnonzero(np.array([*neither, False])[codes])
             ],
         )
-        self._refuse_where(column, codes == len(found), "is missing")
+        self._refuse_missing(column, codes == len(found))
         self._held_out = np.array([*(one in held_out for one in found), False])[codes]
 
 
