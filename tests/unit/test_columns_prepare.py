@@ -305,6 +305,20 @@ def test_a_point_in_an_id_is_dropped_from_whole_numbers_alone(value, text):
     assert texts(pyarrow.array([None, value]).slice(1))[0].to_pylist() == [text]
 
 
+def test_truth_values_are_the_same_ids_in_every_format(tmp_path):
+    others = ["TRUE", "True\nx", "xTrue", None]
+    found = texts(pyarrow.array(["True", "False", "true", *others]))
+    assert found[0].to_pylist() == ["true", "false", "true", *others]
+    text = "y,id\n1,True\n0,False\n1,\n"
+    schema = '[columns]\ny = { kind = "label" }\nid = { kind = "categorical", rows = 1000 }\n'
+    from_text = read_back(prepared_small(tmp_path, text, schema))["ids.bin"]
+    rows = pyarrow.table({"y": [1, 0, 1], "id": [True, False, None]})
+    pyarrow.parquet.write_table(rows, tmp_path / "rows")
+    prepare_table([str(tmp_path / "rows")], str(tmp_path / "other"), schema_of(tmp_path, schema))
+    assert read_back(tmp_path / "other")["ids.bin"].tolist() == from_text.tolist()
+    assert len(set(from_text.ravel().tolist())) == 3
+
+
 def test_a_number_with_a_fraction_is_no_id():
     for value in (2.5, Decimal("2.50")):
         assert [row for row, _ in texts(pyarrow.array([1, value, None]))[1]] == [1]

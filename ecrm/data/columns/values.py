@@ -17,6 +17,12 @@ _WHOLE = r"^(-?(?:0|[1-9][0-9]*))\.0*$"
 """A whole number with a point."""
 _FRACTION_ZEROS = r"(?:\.0+|(\.[0-9]*[1-9])0+)(|Z|[-+][0-9:]+)$"
 """Zeros at the end of a fraction of a second, before the zone."""
+_ALIKE = (
+    (b".", _WHOLE, r"\1"),
+    (b"True", "^True$", "true"),
+    (b"False", "^False$", "false"),
+)
+"""Texts made alike: bytes in the text, the pattern, the text in place of the pattern."""
 _MISSING_WORDS = ("nan", "null", "none", "na", "n/a")
 _TRUTH_WORDS = {"true": 1.0, "false": 0.0}
 
@@ -99,8 +105,9 @@ def texts(array: Any) -> tuple[Any, Bad]:
     """Return the texts of values as a pyarrow.StringArray [R], null for a missing value.
 
     Whole numbers have no point: the number 5.0 and the texts `5.0` and `5` give `5`. Other numbers
-    of a floating or decimal type are bad. NaN is missing. A time has no zeros at the end of the
-    fraction. Raises WrongType for nested types and for bytes.
+    of a floating or decimal type are bad. NaN is missing. Truth values and the texts `True` and
+    `False` give `true` and `false`. A time has no zeros at the end of the fraction. Raises
+    WrongType for nested types and for bytes.
     """
     array, types, bad = plain(array), pyarrow.types, []
     kind = array.type
@@ -122,8 +129,8 @@ def texts(array: Any) -> tuple[Any, Bad]:
     if not types.is_string(array.type):
         array = array.cast(pyarrow.string())
     if types.is_timestamp(kind):
-        return _replaced(array, _FRACTION_ZEROS, r"\1\2"), bad
-    array = _replaced(array, _WHOLE, r"\1")
+        return _replaced(array, ((b".", _FRACTION_ZEROS, r"\1\2"),)), bad
+    array = _replaced(array, _ALIKE)
     if types.is_decimal(kind):
         broken = pyarrow.compute.match_substring(array, ".").fill_null(False)
         rows = np.flatnonzero(broken.to_numpy(zero_copy_only=False))
@@ -131,16 +138,18 @@ def texts(array: Any) -> tuple[Any, Bad]:
     return array, bad
 
 
-def _replaced(array: Any, pattern: str, by: str) -> Any:
-    """The texts with a pattern with a point replaced; texts without a point are not searched."""
+def _replaced(array: Any, patterns: tuple[tuple[bytes, str, str], ...]) -> Any:
+    """The texts with patterns replaced, each only where the bytes before the pattern are found."""
     _, offsets, data = array.buffers()
     if data is None:
         return array
     bounds = np.frombuffer(offsets, np.int32)
     first, last = bounds[array.offset], bounds[array.offset + len(array)]
-    if b"." not in np.frombuffer(data, np.uint8)[first:last].tobytes():
-        return array
-    return pyarrow.compute.replace_substring_regex(array, pattern, by)
+    held = np.frombuffer(data, np.uint8)[first:last].tobytes()
+    for needed, pattern, by in patterns:
+        if needed in held:
+            array = pyarrow.compute.replace_substring_regex(array, pattern, by)
+    return array
 
 
 def as_text(text: str) -> str:
