@@ -63,6 +63,11 @@ def check_input(path: str) -> int | None:
     Raises `UsageError` for a directory or an unreadable file, `DataError` for an empty file.
     """
     try:
+        if "://" in path and not os.path.exists(path):
+            raise UsageError(
+                f"{path}: an address, and only local files are read",
+                otherwise="copy the file to a local disk, and name the copy",
+            )
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
             raise UsageError(f"{path}: is a directory", otherwise=_files_in(path))

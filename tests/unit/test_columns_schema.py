@@ -348,6 +348,7 @@ NO_TEXT = [
     ("\ufefflabel,id\n".encode("utf-16-be"), "is UTF-16: type iconv"),
     ("label,id\n1,2\n".encode("utf-16-le"), "has a NUL byte, so the file is no text"),
     (b"FEA1\n", "is a feather file of version 1"),
+    (b'{"clicked": 1, "price": 2}\n', "JSON lines are not read: write Parquet, Arrow or CSV"),
     (b"label,caf\xe9\n1,2\n", "the first line is not UTF-8 at byte 10: for Latin-1 type iconv"),
 ]
 
@@ -360,6 +361,14 @@ def test_bytes_that_are_no_text_are_refused(tmp_path, data, said):
         draft([str(path)])
     with pytest.raises(DataError, match=said):
         prepare_table([str(path)], str(tmp_path / "out"), schema_of(tmp_path))
+
+
+def test_only_local_files_are_read(tmp_path):
+    said = "^s3://bucket/rows.parquet: an address, and only local files are read: copy the file to"
+    with pytest.raises(UsageError, match=said):
+        draft(["s3://bucket/rows.parquet"])
+    with pytest.raises(UsageError, match=said):
+        prepare_table(["s3://bucket/rows.parquet"], str(tmp_path / "out"), schema_of(tmp_path))
 
 
 def test_long_names_are_cut_in_messages(tmp_path):

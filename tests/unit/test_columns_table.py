@@ -223,6 +223,11 @@ def test_damaged_manifests(tmp_path, change, error, said):
 def test_folders_without_a_table(tmp_path):
     with pytest.raises(UsageError, match="absent: no such directory; `ecrm prepare table FILES "):
         ecrm.Table(tmp_path / "absent")
+    (tmp_path / "ok.csv").write_text("y,id\n")
+    with pytest.raises(
+        UsageError, match=r"ok.csv: is a file, .* ecrm prepare table \S+/ok.csv --sch"
+    ):
+        ecrm.Table(tmp_path / "ok.csv")
     with pytest.raises(UsageError, match="it has no manifest.json"):
         ecrm.Table(tmp_path)
     (tmp_path / "manifest.json").write_text("{")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,12 @@ def read_manifest(directory: Path) -> tuple[dict[str, Any], Schema]:
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
+        if directory.is_file():
+            raise UsageError(
+                f"{directory}: is a file, and a prepared table is a folder",
+                otherwise=f"type ecrm prepare table {shlex.quote(str(directory))} "
+                "--schema schema.toml --output DIR, and name DIR",
+            ) from error
         there = directory.is_dir()
         why = f"is not a prepared table (it has no {NAME})" if there else "no such directory"
         raise UsageError(f"{directory}: {why}; {made}") from error

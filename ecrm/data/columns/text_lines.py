@@ -202,7 +202,9 @@ def delimiter_of(line: str) -> str:
 
 
 def _fields(path: str, line: str, delimiter: str) -> list[str]:
-    """The fields of the first line. Raises DataError for a line that csv cannot divide."""
+    """The fields of the first line. Raises DataError for a line that csv cannot divide, or JSON."""
+    if line.startswith("{") and line.rstrip().endswith(("{", "}")):
+        raise DataError(f"{path}: JSON lines are not read: write Parquet, Arrow or CSV")
     try:
         return next(csv.reader([line], delimiter=delimiter))
     except csv.Error:
