@@ -109,12 +109,20 @@ class OwnMemory:
             with contextlib.suppress(OSError):  # on failure the memory stays
                 self._map.madvise(mmap.MADV_REMOVE, start, size)
 
+    def shrunk(self) -> None:
+        """Note a shrink: memory freed before counts as freed now."""
+        for place, (_, start, size) in enumerate(self._freed):
+            self._freed[place] = self._calls, start, size
+
     def _free(self, start: int, size: int) -> None:
         """Note bytes without users in this process; other ranks may still use the bytes.
 
         Other ranks use rows and gradients until they enter the next exchange, and deltas until they
         have undone or committed the deltas. A rank that enters an exchange or share after the
-        agreement on the commit has done so, since agreements of MPI are uniform.
+        agreement on the commit has done so where the agreement was True on every rank, as over MPI.
+        Over links a failure may stand beside True. A rank with the failure fails in the next call
+        too, commits after the first exchange of the recovery, and enters the second one afterwards.
+        So the count of two calls begins anew at a shrink.
         """
         self._freed.append((self._calls, start, size))
 
@@ -198,8 +206,13 @@ class SharedMemory:
         return self._of.get(rank)
 
     def keep(self, live: Collection[int]) -> None:
-        """Forget the memory of ranks outside `live`; memory goes once unused in this process."""
+        """Note a shrink: forget the memory of ranks outside `live`.
+
+        The memory goes once unused in this process.
+        """
         self._of = {rank: memory for rank, memory in self._of.items() if rank in live}
+        if self._own is not None:
+            self._own.shrunk()
 
     def completed(self) -> None:
         """As `OwnMemory.completed`."""

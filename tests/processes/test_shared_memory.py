@@ -149,6 +149,20 @@ def test_memory_is_given_back_once_all_others_are_past_the_exchange_after_the_ne
     assert memory.bytes_used == used // 2 and (held == 1).all()
 
 
+def test_memory_freed_before_a_shrink_is_given_back_two_exchanges_after_the_shrink():
+    memory = SharedMemory(RANKS)
+    freed = memory.allocate(1 << 20)
+    freed += 1
+    del freed
+    memory.completed()
+    memory.keep([0])
+    used = memory.bytes_used
+    memory.completed()
+    assert memory.bytes_used == used >= 4 << 20, "a rank nearby may not have committed yet"
+    memory.completed()
+    assert memory.bytes_used < 1 << 20
+
+
 def test_what_is_allocated_next_can_be_handed_out_by_the_system_before():
     memory = SharedMemory(RANKS)
     first = memory.allocate(100)
