@@ -25,7 +25,7 @@ from ecrm.base.errors import EcrmError
 from ecrm.kernels.links import Identity, Settings
 from ecrm.transport.base import PeerFailure, Revoked
 from ecrm.transport.carrier import Carrier, Figures
-from ecrm.transport.membership import REPEAT_SECONDS, Member, Phase
+from ecrm.transport.membership import REPEAT_SECONDS, Member, Phase, unheard_pause
 from ecrm.transport.membership_socket import MemberSocket, Rendezvous
 from ecrm.transport.packed import KIND_NAMES, PackedTransport, bits_of, meaning_of
 
@@ -67,12 +67,12 @@ class LinkTransport(PackedTransport):
         keep_alive = rendezvous.keep_alive
         address = rendezvous.own_address()
         silence = min(LONGEST_SILENCE, keep_alive / 2)
-        self._unheard_seconds = keep_alive / 2
+        self._unheard_seconds, self._unheard_pause = keep_alive / 2, unheard_pause(keep_alive)
         settings = Settings(beat=silence / 4, silence=silence, greet=silence / 2)
         identity = Identity(rendezvous.run, rendezvous.secret, rank)
         self._carrier = Carrier(identity, ranks, settings, address)
         self._carrier.lease(*rendezvous.head, keep_alive)
-        self._member = Member(rank, [address, self._carrier.port])
+        self._member = Member(rank, [address, self._carrier.port], self._unheard_pause)
         self._socket = MemberSocket(
             self._member, rendezvous.run, rendezvous.secret, address, rendezvous.head
         )
@@ -258,7 +258,7 @@ class LinkTransport(PackedTransport):
         now = time.monotonic()
         if now < self._next_unheard:
             return []
-        self._next_unheard = now + REPEAT_SECONDS
+        self._next_unheard = now + self._unheard_pause
         away = self._known_dead | self._member.dead | self._member.left | {self.rank}
         return [
             rank

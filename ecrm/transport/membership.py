@@ -48,8 +48,18 @@ HEAD_PATIENCE = 1.0
 
 More than the patience of clients (`ecrm.process.remote_agent`), which tell the reason of a loss.
 """
-FADES = 0.4
-"""Seconds after which an unheard pair that is not reported again is forgotten."""
+MOST_UNHEARD_PAUSE = 0.1
+"""Seconds between two reports of a member on unheard ranks; less for a short keep-alive time."""
+
+
+def unheard_pause(keep_alive: float) -> float:
+    """The seconds between two reports of a member on unheard ranks.
+
+    A pair that is not reported for four such times is forgotten. Four times are less than the
+    time from first pair to choice. So a link that heals early costs no host.
+    """
+    return min(MOST_UNHEARD_PAUSE, 0.15 * GATHER * keep_alive)
+
 
 Message = dict[str, Any]
 """Values are those of JSON. `is` names the kind; `rank` and `epoch` are the sender's."""
@@ -155,7 +165,8 @@ class Head:
         self._pairs = {
             pair: times
             for pair, times in self._pairs.items()
-            if now - times[1] < FADES and not (self.fenced | self.left).intersection(pair)
+            if now - times[1] < 4 * unheard_pause(self._keep_alive)
+            and not (self.fenced | self.left).intersection(pair)
         }
         if self._pairs and now - min(t[0] for t in self._pairs.values()) >= (
             GATHER * self._keep_alive
@@ -218,7 +229,11 @@ class Head:
     def _choose(self) -> None:
         pairs = {
             (min(pair), max(pair))
-            for pair in ([self._place[rank] for rank in ranks] for ranks in self._pairs)
+            for pair in (
+                [self._place[rank] for rank in ranks]
+                for ranks, (first, last) in self._pairs.items()
+                if first < last  # not on a single report: the link may be up again
+            )
         }
         for place in sorted(chosen(pairs)):
             one, other = (self._names[end] for end in min(p for p in pairs if place in p))
@@ -253,9 +268,11 @@ class Phase(Enum):
 class Member:
     """One rank's knowledge of the run. `due` gives the messages to send."""
 
-    def __init__(self, rank: int, at: Sequence[Any]) -> None:
+    def __init__(
+        self, rank: int, at: Sequence[Any], unheard_pause: float = MOST_UNHEARD_PAUSE
+    ) -> None:
         """`at` is the place where this rank listens, for the other ranks."""
-        self._rank, self._at = rank, list(at)
+        self._rank, self._at, self._unheard_pause = rank, list(at), unheard_pause
         self._next = self._next_unheard = 0.0
         self._told_dead: Collection[int] = ()
         self.phase = Phase.JOINING
@@ -322,7 +339,7 @@ class Member:
         """The messages to send now; `unheard` are the ranks without a connection for too long."""
         said: list[Message] = []
         if unheard and now >= self._next_unheard:
-            self._next_unheard = now + 2 * REPEAT_SECONDS
+            self._next_unheard = now + self._unheard_pause
             said.append(self._message("unheard", peers=sorted(unheard)))
         if now >= self._next:
             self._next = now + (ASK_SECONDS if self.phase is Phase.LIVE else REPEAT_SECONDS)

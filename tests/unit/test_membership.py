@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from ecrm.transport.membership import HEAD_PATIENCE, Head, Member, Phase, chosen
+from ecrm.transport.membership import HEAD_PATIENCE, Head, Member, Phase, chosen, unheard_pause
 
 KEEP_ALIVE = 2.0
 LEASE = 0.8 * KEEP_ALIVE
@@ -262,6 +262,33 @@ def test_a_pair_that_hears_again_is_forgotten() -> None:
     assert run.head.epoch == 1 and run.alive == set(range(6))
 
 
+@pytest.mark.parametrize("keep_alive", [0.5, 1.0, 2.0, 10.0])
+def test_a_link_that_healed_before_the_choice_costs_no_host(keep_alive: float) -> None:
+    """A pair reported for a moment is none; a pair reported until the choice is chosen."""
+
+    def fenced_after_reports_for(seconds: float) -> set[int]:
+        head = joined_head(2, keep_alive)
+        for tick in range(int(100 * keep_alive)):
+            now = 0.01 * tick
+            if now < seconds and tick % max(1, int(100 * unheard_pause(keep_alive))) == 0:
+                head.hear(now, {"is": "unheard", "rank": 0, "epoch": 1, "peers": [1]})
+            head.beat(now, 0)
+            head.beat(now, 1)
+            head.tick(now)
+        return head.fenced
+
+    assert fenced_after_reports_for(1.5 * unheard_pause(keep_alive)) == set()
+    assert fenced_after_reports_for(keep_alive) == {1}
+
+
+def test_a_pair_reported_once_is_not_chosen_beside_another() -> None:
+    head = joined_head(4)
+    for now, rank, peer in ((0.0, 0, 1), (0.3, 0, 1), (0.49, 2, 3), (0.55, 0, 1)):
+        head.hear(now, {"is": "unheard", "rank": rank, "epoch": 1, "peers": [peer]})
+        head.tick(now)
+    assert head.fenced == {1}
+
+
 def test_members_leave_one_by_one_and_one_that_stays_goes_on() -> None:
     run = joined(["h1"] * 3)
     run.members[2].leave()
@@ -304,9 +331,9 @@ def test_what_comes_late_or_is_no_message_has_no_effect() -> None:
     assert head.take() == [(1, {"is": "fence", "epoch": 2})]
 
 
-def joined_head(ranks: int) -> Head:
+def joined_head(ranks: int, keep_alive: float = KEEP_ALIVE) -> Head:
     """A head at which all ranks have joined, a host each, with an empty outbox."""
-    head = Head([f"h{rank}" for rank in range(ranks)], KEEP_ALIVE)
+    head = Head([f"h{rank}" for rank in range(ranks)], keep_alive)
     for rank in range(ranks):
         head.hear(0.0, {"is": "join", "rank": rank, "epoch": 1, "at": ["10.0.0.1", 1]})
     head.take()
