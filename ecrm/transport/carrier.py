@@ -68,8 +68,7 @@ class Carrier:
 
     def begin_epoch(self, epoch: int, live: Collection[int]) -> None:
         """Drop all messages, and begin anew with the ranks of `live`."""
-        marks = bytes(rank in live for rank in range(self._world))
-        self._library.ecrm_carrier_begin_epoch(self._at, epoch, marks)
+        self._library.ecrm_carrier_begin_epoch(self._at, epoch, self._marks(live))
 
     def lease(self, address: str, port: int, keep_alive: float) -> None:
         """Beat to the head from now on. Without answers, the process kills itself.
@@ -111,13 +110,16 @@ class Carrier:
         weakref.finalize(memory, self._library.ecrm_link_free_message, at).atexit = False
         return np.frombuffer(memoryview(memory), np.uint8)
 
-    def flush(self, seconds: float) -> bool:
-        """Wait until no memory is lent; return whether this came true in time."""
-        return bool(self._library.ecrm_carrier_flush(self._at, seconds))
+    def flush(self, seconds: float, away: Collection[int] = ()) -> bool:
+        """Wait until no memory is lent to ranks outside `away`; return whether this came true."""
+        return bool(self._library.ecrm_carrier_flush(self._at, seconds, self._marks(away)))
 
-    def all_acked(self, seconds: float) -> bool:
-        """Wait until all live peers have all messages; return whether this came true in time."""
-        return bool(self._library.ecrm_carrier_all_acked(self._at, seconds))
+    def all_acked(self, seconds: float, away: Collection[int] = ()) -> bool:
+        """Wait until all live peers outside `away` have all messages.
+
+        Returns whether this came true in time.
+        """
+        return bool(self._library.ecrm_carrier_all_acked(self._at, seconds, self._marks(away)))
 
     def acknowledge_all(self) -> None:
         """Acknowledge at once all that has come."""
@@ -138,6 +140,9 @@ class Carrier:
         address = socket.inet_ntoa(struct.pack("=I", counts[5]))
         losses, resent, refused, silent, kept, _ = counts
         return Figures(losses, resent, refused, silent, kept, address)
+
+    def _marks(self, ranks: Collection[int]) -> bytes:
+        return bytes(rank in ranks for rank in range(self._world)) if ranks else bytes(self._world)
 
     def close(self) -> None:
         """Close all connections and end the thread; no method may be called afterwards."""

@@ -67,6 +67,7 @@ class LinkTransport(PackedTransport):
         keep_alive = rendezvous.keep_alive
         address = rendezvous.own_address()
         silence = min(LONGEST_SILENCE, keep_alive / 2)
+        self._keep_alive = keep_alive
         self._unheard_seconds, self._unheard_pause = keep_alive / 2, unheard_pause(keep_alive)
         settings = Settings(beat=silence / 4, silence=silence, greet=silence / 2)
         identity = Identity(rendezvous.run, rendezvous.secret, rank)
@@ -112,14 +113,23 @@ class LinkTransport(PackedTransport):
     def close(self) -> None:
         """Tell the other ranks that this rank leaves on purpose; wait up to 2 s for their leave.
 
-        The messages of this rank have arrived before the other ranks hear of the leave.
+        The messages of this rank arrive before the other ranks hear of the leave, even over a
+        connection that breaks meanwhile. Messages that other ranks drop are not waited for. The
+        whole takes at most 2 s, or the keep-alive time if longer.
         """
-        deadline = time.monotonic() + CLOSE_SECONDS
+        end = time.monotonic() + max(CLOSE_SECONDS, self._keep_alive)
         self._carrier.acknowledge_all()
-        self._carrier.all_acked(CLOSE_SECONDS / 2)
+        while not (
+            self._carrier.all_acked(LOOK_SECONDS, self._away())
+            or self._member.revoked
+            or time.monotonic() > end - CLOSE_SECONDS / 2
+        ):
+            self._news()
+            self._socket.turn(self._unheard())
         self._carrier.end_lease()
         self._member.leave()
-        while time.monotonic() < deadline and not self._member.all_left():
+        end = min(end, time.monotonic() + CLOSE_SECONDS)
+        while time.monotonic() < end and not self._member.all_left():
             self._carrier.acknowledge_all()
             self._socket.turn((), REPEAT_SECONDS / 5)
         self._socket.close()
@@ -171,10 +181,19 @@ class LinkTransport(PackedTransport):
             came[rank] = (
                 (packed[place], []) if rank == self.rank else self._receive_message(rank, kind)
             )
-        while self._lent and not self._carrier.flush(LOOK_SECONDS):
+        self._flush()
+        return came
+
+    def _flush(self) -> None:
+        """Wait until no memory is lent."""
+        while self._lent:
+            gone = self._member.left
+            if self._carrier.flush(LOOK_SECONDS):
+                break
+            if gone and self._carrier.flush(0.0, gone) and not self._carrier.flush(0.0):
+                raise PeerFailure(f"ranks {sorted(gone)} have left")
             self._look()
         self._lent.clear()
-        return came
 
     def _send_message(
         self, rank: int, stamp: int, packed: np.ndarray, apart: list[np.ndarray]
@@ -199,7 +218,12 @@ class LinkTransport(PackedTransport):
         lend = memory.nbytes >= LENT_BYTES
         if lend:
             self._lent.append(memory)
-        while not self._carrier.send(rank, memory, lend):
+        while True:
+            gone = rank in self._member.left
+            if self._carrier.send(rank, memory, lend):
+                return
+            if gone:
+                raise PeerFailure(f"rank {rank} has left")
             # the window is full: the peer is slow, or away
             self._carrier.all_acked(LOOK_SECONDS)
             self._look()
@@ -259,12 +283,16 @@ class LinkTransport(PackedTransport):
         if now < self._next_unheard:
             return []
         self._next_unheard = now + self._unheard_pause
-        away = self._known_dead | self._member.dead | self._member.left | {self.rank}
+        away = self._away()
         return [
             rank
             for rank in self.live
             if rank not in away and self._carrier.down(rank) > self._unheard_seconds
         ]
+
+    def _away(self) -> frozenset[int]:
+        """This rank, and ranks that are dead or have left."""
+        return self._known_dead | self._member.dead | self._member.left | {self.rank}
 
     def _stamp(self, kind: int) -> int:
         return self._call_number * len(CALL_NAMES) + kind

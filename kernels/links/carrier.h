@@ -183,21 +183,24 @@ class Carrier {
     return link.has_message() ? link.take() : Message{nullptr, 0};
   }
   // Whether no message is lent any more, and all others are with the system or wait for a
-  // connection.
-  bool flush(double seconds) {
-    return wait(seconds, [this] {
-      for (const End& end : ends_)
-        if (end.link && end.live &&
+  // connection; peers marked in `away` do not count.
+  bool flush(double seconds, const uint8_t* away) {
+    return wait(seconds, [this, away] {
+      for (size_t p = 0; p < ends_.size(); ++p) {
+        const End& end = ends_[p];
+        if (end.link && end.live && !away[p] &&
             (end.link->lent() || (end.link->state() == kUp && end.link->wants_write())))
           return false;
+      }
       return true;
     });
   }
-  // Whether every live peer has acknowledged all messages.
-  bool all_acked(double seconds) {
-    return wait(seconds, [this] {
-      for (const End& end : ends_)
-        if (end.link && end.live && !end.link->all_acked()) return false;
+  // Whether every live peer has acknowledged all messages; peers marked in `away` do not count.
+  bool all_acked(double seconds, const uint8_t* away) {
+    return wait(seconds, [this, away] {
+      for (size_t p = 0; p < ends_.size(); ++p)
+        if (ends_[p].link && ends_[p].live && !away[p] && !ends_[p].link->all_acked())
+          return false;
       return true;
     });
   }

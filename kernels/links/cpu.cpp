@@ -165,9 +165,11 @@ ECRM_ENTRY char* ecrm_carrier_receive(Carrier* c, uint32_t peer, uint64_t* size,
   *size = message.size;
   return message.data;
 }
-ECRM_ENTRY int ecrm_carrier_flush(Carrier* c, double seconds) { return c->flush(seconds); }
-ECRM_ENTRY int ecrm_carrier_all_acked(Carrier* c, double seconds) {
-  return c->all_acked(seconds);
+ECRM_ENTRY int ecrm_carrier_flush(Carrier* c, double seconds, const uint8_t* away) {
+  return c->flush(seconds, away);
+}
+ECRM_ENTRY int ecrm_carrier_all_acked(Carrier* c, double seconds, const uint8_t* away) {
+  return c->all_acked(seconds, away);
 }
 ECRM_ENTRY void ecrm_carrier_acknowledge_all(Carrier* c) { c->acknowledge_all(); }
 ECRM_ENTRY double ecrm_carrier_down(Carrier* c, uint32_t peer) { return c->down(peer); }

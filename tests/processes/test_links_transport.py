@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
 from ecrm.base.errors import EcrmError
 from ecrm.transport import links
+from ecrm.transport.base import PeerFailure
 from ecrm.transport.links import LinkTransport
 from ecrm.transport.membership import REPEAT_SECONDS, Head
 from ecrm.transport.membership_socket import HeadServer, Rendezvous
@@ -101,6 +103,62 @@ def test_the_window_fills_and_empties_again(
         return transport.figures().kept_bytes <= 16 << 20
 
     assert on_two_ranks(rendezvous, sends, sends) == [True, True]
+
+
+def test_the_last_message_arrives_although_its_link_is_away_for_a_while(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No acknowledgement comes for longer than the half of the time for a leave."""
+    monkeypatch.setattr(links, "CLOSE_SECONDS", 0.4)
+    told_left: list[float] = []
+
+    def closes(transport: LinkTransport) -> object:
+        acked, begun = transport._carrier.all_acked, time.monotonic()
+        leave = transport._member.leave
+        monkeypatch.setattr(
+            transport._carrier,
+            "all_acked",
+            lambda *words: acked(*words) and time.monotonic() > begun + 0.6,
+        )
+        monkeypatch.setattr(
+            transport._member,
+            "leave",
+            lambda: (told_left.append(time.monotonic() - begun), leave()),
+        )
+        return transport.agree(True)
+
+    def agrees(transport: LinkTransport) -> object:
+        return transport.agree(True)
+
+    assert on_two_ranks(rendezvous, closes, agrees) == [True, True]
+    assert 0.6 < told_left[0] < 1.8
+
+
+@pytest.mark.parametrize("lent_bytes", [1 << 16, 1 << 30])
+def test_a_rank_that_has_left_takes_no_message_any_more(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch, lent_bytes: int
+) -> None:
+    """A window stays full, and memory stays lent: both are failures, not waits without end."""
+    monkeypatch.setattr(links, "LENT_BYTES", lent_bytes)
+    monkeypatch.setattr(links, "CLOSE_SECONDS", 0.2)
+    big = np.zeros(12 << 20, np.uint8)
+
+    def leaves(transport: LinkTransport) -> object:
+        return None
+
+    def sends(transport: LinkTransport) -> object:
+        deadline = time.monotonic() + SECONDS
+        while not transport._member.left:
+            assert time.monotonic() < deadline
+            transport._look()
+        time.sleep(0.5)  # the connection is closed
+        with pytest.raises(PeerFailure, match=r"rank 1 has left|ranks \[1\] have left"):
+            transport._send(1, big)
+            transport._send(1, big)
+            transport._flush()
+        return "failed"
+
+    assert on_two_ranks(rendezvous, sends, leaves) == ["failed", None]
 
 
 def test_a_rank_that_is_alone_with_the_head_says_where_the_head_is(
