@@ -39,6 +39,8 @@ from typing import Any
 
 REPEAT_SECONDS = 0.05
 """Time before a member repeats a wish without an answer."""
+LONGEST_JOIN_PAUSE = 1.0
+"""The time before a member asks again to join doubles up to this time."""
 ASK_SECONDS = 0.25
 """Time between two looks of a waiting member at the state of the head."""
 GATHER = 0.25
@@ -100,7 +102,8 @@ class Head:
         self.fenced: set[int] = set()
         """Members of this epoch that must die, or are dead."""
         self.left: set[int] = set()
-        self.outbox: list[tuple[int, Message]] = []
+        self.outbox: dict[tuple[int, str], Message] = {}
+        """At most one message of a kind to a rank: a later message replaces an earlier message."""
         self.lines: list[str] = []
 
     def hear(self, now: float, message: Mapping[str, Any]) -> None:
@@ -179,15 +182,16 @@ class Head:
 
     def take(self) -> list[tuple[int, Message]]:
         """The messages to send, (rank, message), taken out of the outbox."""
-        out, self.outbox = self.outbox, []
-        return out
+        out, self.outbox = self.outbox, {}
+        return [(rank, message) for (rank, _), message in out.items()]
 
     def _join(self, now: float, rank: int, at: Any) -> None:
         self._answered.setdefault(rank, now)  # its lease began before
-        self._places[rank] = at
+        new, self._places[rank] = rank not in self._places, at
         if self.live - self.dead <= set(self._places):
             everybody = [self._places.get(each) for each in range(len(self._hosts))]
-            self._say(rank, "world", at=everybody)
+            for each in sorted(self.live - self.dead) if new else [rank]:
+                self._say(each, "world", at=everybody)
 
     def _tell_state(self, rank: int) -> None:
         self._say(
@@ -195,7 +199,6 @@ class Head:
             "state",
             dead=sorted(self.dead),
             left=sorted(self.left),
-            live=sorted(self.live),
             revoked=bool(self._wanting or self.fenced),
         )
 
@@ -253,7 +256,7 @@ class Head:
         self._advance()
 
     def _say(self, rank: int, kind: str, **fields: Any) -> None:
-        self.outbox.append((rank, {"is": kind, "epoch": self.epoch, **fields}))
+        self.outbox[rank, kind] = {"is": kind, "epoch": self.epoch, **fields}
 
 
 class Phase(Enum):
@@ -274,6 +277,7 @@ class Member:
         """`at` is the place where this rank listens, for the other ranks."""
         self._rank, self._at, self._unheard_pause = rank, list(at), unheard_pause
         self._next = self._next_unheard = 0.0
+        self._join_pause = REPEAT_SECONDS
         self._told_dead: Collection[int] = ()
         self.phase = Phase.JOINING
         self.epoch = 1
@@ -342,7 +346,9 @@ class Member:
             self._next_unheard = now + self._unheard_pause
             said.append(self._message("unheard", peers=sorted(unheard)))
         if now >= self._next:
-            self._next = now + (ASK_SECONDS if self.phase is Phase.LIVE else REPEAT_SECONDS)
+            pauses = {Phase.JOINING: self._join_pause, Phase.LIVE: ASK_SECONDS}
+            self._next = now + pauses.get(self.phase, REPEAT_SECONDS)
+            self._join_pause = min(2 * self._join_pause, LONGEST_JOIN_PAUSE)
             more = {
                 Phase.JOINING: {"at": self._at, "dead": list(self._told_dead)},
                 Phase.WANTING: {"dead": list(self._told_dead)},

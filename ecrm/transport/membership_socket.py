@@ -29,6 +29,10 @@ BEAT = struct.Struct("<Q16sQQQ")
 BEAT_MAGIC = 0x3174616562726365
 BEATS, ANSWERS = 1, 2
 BUFFER_BYTES = 4 << 20
+PASS_DATAGRAMS = 256
+"""The most datagrams that the head takes before answering."""
+MOST_WAITING = 64 * PASS_DATAGRAMS
+"""The most datagrams in the buffer: the system doubles it, and counts at least 512 bytes each."""
 LINKS = "ECRM_LINKS"
 """The variable with the rendezvous of a run, as text."""
 
@@ -118,7 +122,8 @@ class HeadServer:
         self._socket.bind((address, 0))
         self._socket.setblocking(False)
         self._where: dict[int, Any] = {}
-        self._refused = False
+        self._refused, self._passes = False, 0
+        self._encoded: tuple[Mapping[str, Any], bytes] = {}, b""
         self._lock = threading.Lock()
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="head", daemon=True)
@@ -146,11 +151,17 @@ class HeadServer:
         while not self._stopping:
             select.select([self._socket], [], [], self._head.next())
             with self._lock:
-                while self._receive():
-                    pass
-                # behind all datagrams: a head that was stopped has its beats still to read
-                self._head.tick(self._clock())
-                self._send()
+                self._pass()
+
+    def _pass(self) -> None:
+        """Take some datagrams, and answer."""
+        empty = not all(self._receive() for _ in range(PASS_DATAGRAMS))
+        self._passes = 0 if empty else self._passes + 1
+        # behind all datagrams: a head that was stopped has its beats still to read
+        if empty or self._passes * PASS_DATAGRAMS >= MOST_WAITING:
+            self._passes = 0
+            self._head.tick(self._clock())
+        self._send()
 
     def _receive(self) -> bool:
         try:
@@ -186,7 +197,9 @@ class HeadServer:
     def _send(self) -> None:
         for rank, message in self._head.take():
             if rank in self._where:
-                self._send_to(encoded(self._run, self._secret, message), self._where[rank])
+                if message != self._encoded[0]:  # the places of all ranks go to all ranks alike
+                    self._encoded = message, encoded(self._run, self._secret, message)
+                self._send_to(self._encoded[1], self._where[rank])
         for line in self._head.lines:
             self._say(f"ecrm: {line}")
         self._head.lines.clear()

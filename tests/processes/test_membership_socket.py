@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import subprocess
 import sys
@@ -93,6 +94,23 @@ def test_a_stranger_is_told_of_once_and_has_no_effect(served: Served) -> None:
     test_members_join_and_survive_a_death(served)
     assert served.lines == [f"ecrm: {ADDRESS} is no member of this run: refused (told once)"]
     stranger.close()
+
+
+def test_a_head_under_a_flood_answers_and_looks_at_leases(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Datagrams come without end: the socket is never empty."""
+    server = served.server
+    server.close()
+    looks: list[float] = []
+    monkeypatch.setattr(served.head, "tick", looks.append)
+    taken = itertools.count(1)
+    monkeypatch.setattr(server, "_receive", lambda: next(taken) < 10**6)
+    sent: list[int] = []
+    monkeypatch.setattr(server, "_send", lambda: sent.append(next(taken)))
+    for _ in range(128):
+        server._pass()
+    assert len(sent) == 128 and sent[0] == 257 and len(looks) == 2
 
 
 BEATING = f"""

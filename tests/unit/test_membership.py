@@ -289,6 +289,26 @@ def test_a_pair_reported_once_is_not_chosen_beside_another() -> None:
     assert head.fenced == {1}
 
 
+def test_a_member_asks_to_join_with_growing_pauses() -> None:
+    member, asked = Member(0, ["10.0.0.1", 1]), []
+    for tick in range(600):
+        asked += [0.01 * tick] * len(member.due(0.01 * tick))
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert pauses == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0], abs=0.021)
+
+
+def test_the_last_to_join_brings_the_places_to_all_and_no_answer_waits_twice() -> None:
+    head = Head(["h1", "h2", "h3"], KEEP_ALIVE)
+    for rank in (0, 1, 0, 2):
+        assert head.take() == []
+        head.hear(0.0, {"is": "join", "rank": rank, "epoch": 1, "at": ["10.0.0.1", rank]})
+    assert [rank for rank, _ in head.take()] == [0, 1, 2]
+    for _ in range(3):
+        head.hear(0.0, {"is": "ask", "rank": 1, "epoch": 1})
+    state = {"is": "state", "epoch": 1, "dead": [], "left": [], "revoked": False}
+    assert head.take() == [(1, state)]
+
+
 def test_members_leave_one_by_one_and_one_that_stays_goes_on() -> None:
     run = joined(["h1"] * 3)
     run.members[2].leave()
