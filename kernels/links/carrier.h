@@ -29,6 +29,8 @@ namespace ecrm {
 namespace links {
 
 constexpr double kIdle = 0.02;
+constexpr size_t kPassBytes = 8 << 20;  // that a link reads or writes before others have a turn
+constexpr int kPassItems = 256;         // connections to accept, or beats to hear
 constexpr size_t kMostStrangers = 64;  // connections without a proof, at once
 constexpr double kLeaseShare = 0.8;    // of the keep-alive time: the head waits for longer
 constexpr double kBeatShare = 0.05;
@@ -314,7 +316,11 @@ class Carrier {
     for (uint32_t p = 0; p < ends_.size(); ++p) {
       End& end = ends_[p];
       if (!end.link || !end.live) continue;
-      if (!end.link->tick(now)) lost(p);
+      if (!end.link->tick(now)) {
+        // after a long pause the silence may be our own
+        if (end.link->state() != kDialling) read_some(p);
+        if (!end.link->tick(now)) lost(p);
+      }
       if (end.link->wants_dial(now)) dial(p);
       if (end.fd >= 0 && end.link->wants_write() && !(end.events & EPOLLOUT)) write_some(p);
       soon = std::min(soon, end.link->next());
@@ -383,7 +389,8 @@ class Carrier {
 
   void write_some(uint32_t p) {
     End& end = ends_[p];
-    while (end.fd >= 0 && end.link->state() != kDialling) {
+    size_t written = 0;
+    while (end.fd >= 0 && end.link->state() != kDialling && written < kPassBytes) {
       iovec pieces[2];
       const int count = end.link->gather(pieces);
       if (count == 0) break;
@@ -397,18 +404,21 @@ class Carrier {
         return lost(p);
       }
       end.link->wrote(clock_now(), static_cast<size_t>(n));
+      written += static_cast<size_t>(n);
     }
     update(p);
   }
 
   void read_some(uint32_t p) {
     End& end = ends_[p];
-    while (end.fd >= 0) {
+    size_t read = 0;
+    while (end.fd >= 0 && read < kPassBytes) {
       const iovec room = end.link->room();
       const ssize_t n = recv(end.fd, room.iov_base, room.iov_len, 0);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && errno == EAGAIN) break;
       if (n <= 0 || !end.link->came(clock_now(), static_cast<size_t>(n))) return lost(p);
+      read += static_cast<size_t>(n);
     }
     if (end.fd >= 0 && end.link->wants_write()) write_some(p);
   }
@@ -432,7 +442,7 @@ class Carrier {
   }
 
   void accept_all() {
-    for (;;) {
+    for (int i = 0; i < kPassItems; ++i) {
       sockaddr_in from{};
       socklen_t length = sizeof from;
       const int fd =
@@ -535,7 +545,7 @@ class Carrier {
   void hear() {
     char bytes[sizeof(Beat) + kDigestBytes + 1];
     ssize_t n;
-    while ((n = recv(beats_, bytes, sizeof bytes, 0)) >= 0) {
+    for (int i = 0; i < kPassItems && (n = recv(beats_, bytes, sizeof bytes, 0)) >= 0; ++i) {
       if (!lease_ || n != static_cast<ssize_t>(sizeof(Beat) + kDigestBytes)) continue;
       const std::string text(bytes, sizeof(Beat));
       Beat beat;

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ import pytest
 from ecrm.base.errors import EcrmError
 from ecrm.kernels.links import Identity, Link, Settings
 from ecrm.transport.carrier import Carrier
+from support.paths import ROOT
 
 RUN, SECRET = b"run of the tests", b"secret of the run"
 ADDRESS = "127.0.0.1"
@@ -198,6 +202,48 @@ def test_a_connection_ends_although_a_forked_process_holds_it(carriers: list[Car
         os.waitpid(fork, 0)
         os.close(reading)
         peer.close()
+
+
+def test_a_stopped_rank_reads_before_a_link_is_given_up() -> None:
+    """The bytes of the peer wait in the socket: the silence was the own one."""
+    patient = Settings(silence=20.0, beat=0.05)
+    peer = Carrier(Identity(RUN, SECRET, 1), 2, patient, ADDRESS)
+    stopped = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(peer.port)], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    try:
+        assert stopped.stdout is not None
+        peer.peer(0, ADDRESS, int(stopped.stdout.readline()))
+        peer.begin_epoch(1, (0, 1))
+        assert came(peer, 0) == b"here"
+        stopped.send_signal(signal.SIGSTOP)
+        time.sleep(1.0)
+        stopped.send_signal(signal.SIGCONT)
+        assert came(peer, 0) == b"losses 0"
+    finally:
+        stopped.kill()
+        stopped.communicate()
+        peer.close()
+
+
+STOPPED = f"""
+import sys, time
+import numpy as np
+from ecrm.kernels.links import Identity, Settings
+from ecrm.transport.carrier import Carrier
+carrier = Carrier(Identity({RUN!r}, {SECRET!r}, 0), 2, Settings(silence=0.4, beat=0.1), {ADDRESS!r})
+print(carrier.port, flush=True)
+carrier.peer(1, {ADDRESS!r}, int(sys.argv[1]))
+carrier.begin_epoch(1, (0, 1))
+carrier.send(1, np.frombuffer(b"here", np.uint8), False)
+before = now = time.monotonic()
+while now - before < 0.6:  # until it was stopped
+    time.sleep(0.01)
+    before, now = now, time.monotonic()
+time.sleep(0.2)
+carrier.send(1, np.frombuffer(b"losses %d" % carrier.figures().losses, np.uint8), False)
+time.sleep(60)
+"""
 
 
 def test_a_wait_ends_early_for_what_is_watched(carriers: list[Carrier]) -> None:
