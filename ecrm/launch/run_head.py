@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -18,11 +19,13 @@ from collections.abc import Iterator, Sequence
 
 from ecrm.base.errors import EcrmError
 from ecrm.process.linux import when_parent_ends
+from ecrm.process.remote_agent import START_SECONDS
 from ecrm.transport.membership import Head
 from ecrm.transport.membership_socket import LINKS, HeadServer, Rendezvous
 
 RUN_BYTES, SECRET_BYTES = 16, 32
 END_SECONDS = 2.0
+NO_ANSWER = "no answer in time: launch again while this machine is less busy"
 
 
 @contextlib.contextmanager
@@ -49,7 +52,8 @@ def run_head(hosts: Sequence[str], address: str, keep_alive: float) -> Iterator[
     try:
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
-        said = process.stdout.readline().strip()
+        ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+        said = process.stdout.readline().strip() if ready else NO_ANSWER
         place, _, port = said.partition(" port ")
         if not port:
             raise EcrmError(f"the head of the run cannot start: {said or 'see above'}")

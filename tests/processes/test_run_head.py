@@ -50,6 +50,14 @@ def test_a_head_that_cannot_listen_is_told_with_its_reason() -> None:
             raise AssertionError("started")
 
 
+def test_a_head_that_says_nothing_is_waited_for_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ecrm.launch.run_head.START_SECONDS", 0.0)
+    with pytest.raises(EcrmError, match="the head of the run cannot start: no answer in time: lau"):
+        with run_head(["h1"], "127.0.0.1", 2.0):
+            raise AssertionError("started")
+    assert heads() == []
+
+
 def test_processes_started_by_a_rank_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank takes the rendezvous out of its environment."""
     monkeypatch.setenv(LINKS, Rendezvous(bytes(16), b"secret", ("10.0.0.1", 7), 2.0).text())
