@@ -14,7 +14,7 @@ comes. `ecrm.transport.membership_socket` carries the messages by UDP, out of re
 | join | member | my address; answered by `world` once all have joined |
 | ask | member | a look at the state, while the member waits; answered by `state` |
 | want | member | my calls of this epoch have ended, and these ranks are dead |
-| unheard | member | no connection to these ranks for the keep-alive time |
+| unheard | member | no connection to these ranks for half the keep-alive time |
 | leave | member | this rank leaves on purpose |
 | revoke | head | a member wants the next epoch: end the calls of this epoch |
 | new | head | the next epoch, and its members |

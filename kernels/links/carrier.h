@@ -31,7 +31,7 @@ namespace links {
 constexpr double kIdle = 0.02;
 constexpr size_t kPassBytes = 8 << 20;  // that a link reads or writes before others have a turn
 constexpr int kPassItems = 256;         // connections to accept, or beats to hear
-constexpr size_t kMostStrangers = 64;  // connections without a proof, at once
+constexpr size_t kMostStrangers = 64;  // connections without a proof, or as many as ranks if more
 constexpr double kLeaseShare = 0.8;    // of the keep-alive time: the head waits for longer
 constexpr double kBeatShare = 0.05;
 
@@ -85,7 +85,7 @@ class Carrier {
  public:
   // Listens on an address; `port()` is 0 where that failed, with errno.
   Carrier(const Identity& me, uint32_t world, const Settings& settings, const char* address)
-      : me_(me), settings_(settings), ends_(world), strangers_(kMostStrangers) {
+      : me_(me), settings_(settings), ends_(world), strangers_(std::max<size_t>(kMostStrangers, world)) {
     for (uint32_t peer = 0; peer < world; ++peer)
       if (peer != me.rank) ends_[peer].link.reset(new Link(me_, peer, settings_));
     own_.sin_family = AF_INET;

@@ -153,6 +153,21 @@ def test_strangers_are_refused_without_effect(carriers: list[Carrier]) -> None:
     assert len(os.listdir("/proc/self/fd")) < 200
 
 
+def test_all_ranks_of_a_large_run_may_greet_at_once() -> None:
+    alone = Carrier(Identity(RUN, SECRET, 0), 200, Settings(greet=SECONDS), ADDRESS)
+    waiting = [socket.create_connection((ADDRESS, alone.port)) for _ in range(150)]
+    late = socket.create_connection((ADDRESS, alone.port))
+    late.sendall(bytes(72))
+    deadline = time.monotonic() + SECONDS
+    while not alone.figures().refused:  # accepted behind all others
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert alone.figures().silent == 0, "nobody had to give way"
+    for each in (*waiting, late):
+        each.close()
+    alone.close()
+
+
 def test_a_carrier_listens_on_its_address_alone(carriers: list[Carrier]) -> None:
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.2", carriers[0].port), timeout=1.0)
