@@ -29,6 +29,7 @@ namespace ecrm {
 namespace links {
 
 constexpr double kIdle = 0.02;
+constexpr double kPause = 0.1;          // of the listener, without a file for a connection
 constexpr size_t kPassBytes = 8 << 20;  // that a link reads or writes before others have a turn
 constexpr int kPassItems = 256;         // connections to accept, or beats to hear
 constexpr size_t kMostStrangers = 64;  // connections without a proof, or as many as ranks if more
@@ -334,6 +335,14 @@ class Carrier {
           soon = std::min(soon, stranger->until);
         }
       }
+    if (paused_until_ != 0) {
+      if (now >= paused_until_) {
+        paused_until_ = 0;
+        watch(listener_, EPOLLIN, kListener, EPOLL_CTL_MOD);
+      } else {
+        soon = std::min(soon, paused_until_);
+      }
+    }
     if (lease_) {
       beat();
       soon = std::min(soon, now + kIdle);
@@ -441,13 +450,27 @@ class Carrier {
     if (end.fd >= 0 && (events & (EPOLLIN | EPOLLERR | EPOLLHUP))) read_some(p);
   }
 
+  // Without a file for a connection: epoll would report the listener again and again.
+  void pause_listener() {
+    static const char line[] =
+        "ecrm: this rank has no file left for a connection: raise ulimit -n (told once)\n";
+    if (!told_files_ && write(2, line, sizeof line - 1) < 0) {
+    }
+    told_files_ = true;
+    paused_until_ = clock_now() + kPause;
+    watch(listener_, 0, kListener, EPOLL_CTL_MOD);
+  }
+
   void accept_all() {
     for (int i = 0; i < kPassItems; ++i) {
       sockaddr_in from{};
       socklen_t length = sizeof from;
       const int fd =
           accept4(listener_, address_of(from), &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
-      if (fd < 0) return;
+      if (fd < 0) {
+        if (errno == EMFILE || errno == ENFILE) pause_listener();
+        return;
+      }
       options(fd);
       size_t slot = 0;
       for (size_t i = 0; i < strangers_.size(); ++i) {
@@ -565,8 +588,8 @@ class Carrier {
   int listener_ = -1, poll_ = -1, beats_ = -1, port_ = 0;
   std::unique_ptr<Lease> lease_;
   uint64_t refused_ = 0, silent_ = 0, refused_address_ = 0;
-  double last_ = 0, looked_ = 0;
-  bool woken_ = false, stopping_ = false;
+  double last_ = 0, looked_ = 0, paused_until_ = 0;
+  bool woken_ = false, stopping_ = false, told_files_ = false;
   std::mutex lock_, sleep_;
   std::condition_variable stop_;
   std::thread thread_;

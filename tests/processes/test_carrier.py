@@ -261,6 +261,46 @@ time.sleep(60)
 """
 
 
+def test_a_rank_without_files_waits_for_files_and_says_so_once() -> None:
+    short = subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_FILES],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        assert short.stdout is not None
+        stranger = socket.create_connection((ADDRESS, int(short.stdout.readline())))
+        stranger.sendall(bytes(72))
+        said, told = short.communicate(timeout=SECONDS)
+        busy, refused = said.split()
+        assert float(busy) < 0.2 and int(refused) == 1, "taken once there were files"
+        assert told.count("no file left for a connection: raise ulimit -n (told once)") == 1
+        stranger.close()
+    finally:
+        short.kill()
+        short.communicate()
+
+
+WITHOUT_FILES = f"""
+import os, resource, time
+from ecrm.kernels.links import Identity, Settings
+from ecrm.transport.carrier import Carrier
+carrier = Carrier(Identity({RUN!r}, {SECRET!r}, 0), 2, Settings(greet=10.0), {ADDRESS!r})
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+print(carrier.port, flush=True)
+busy = time.process_time()
+carrier.receive(1, 0.6)
+busy = time.process_time() - busy
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+carrier.receive(1, 0.3)
+print(busy, carrier.figures().refused, flush=True)
+os._exit(0)
+"""
+
+
 def test_a_wait_ends_early_for_what_is_watched(carriers: list[Carrier]) -> None:
     reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     carriers[0].watch(reading)
