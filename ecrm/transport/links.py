@@ -14,14 +14,16 @@ Ranks of a host read each other's shared memory, as over MPI.
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import socket
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import NoReturn
 
 import numpy as np
 
-from ecrm.base.errors import EcrmError
+from ecrm.base.errors import EcrmError, UsageError
 from ecrm.kernels.links import Identity, Settings
 from ecrm.transport.base import PeerFailure, Revoked
 from ecrm.transport.carrier import Carrier, Figures
@@ -36,6 +38,8 @@ LENT_BYTES = 1 << 16
 LOOK_SECONDS = 0.002
 """Time of a wait between two looks at the news of deaths."""
 JOIN_SECONDS = 60.0
+OTHER_FILES = 64
+"""Open files of a rank beside a connection to each rank."""
 CLOSE_SECONDS = 2.0
 HEAD_WORDS = 3
 """Words before a packed message: the stamp, the memory apart, and whether the message is apart."""
@@ -51,7 +55,7 @@ class LinkTransport(PackedTransport):
 
     Not thread safe: a single thread makes all calls. A waiting call sleeps, and holds no GIL.
 
-    Raises EcrmError if this rank cannot join.
+    Raises EcrmError if this rank cannot join, and UsageError if this host allows too few files.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class LinkTransport(PackedTransport):
         dead: Callable[[], Collection[int]] = frozenset,
     ) -> None:
         super().__init__(ranks)
+        _allow_files(ranks + OTHER_FILES)
         self.rank, self._dead = rank, dead
         self._known_dead: frozenset[int] = frozenset()
         keep_alive = rendezvous.keep_alive
@@ -309,6 +314,18 @@ class LinkTransport(PackedTransport):
         _say(f"ecrm: rank {self.rank} is given up by the head machine: rank killed")
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
+
+
+def _allow_files(needed: int) -> None:
+    """Raise the soft limit of open files to `needed`; raises UsageError above the hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UsageError(
+            f"a rank needs {needed} open files for its connections, and {socket.gethostname()} "
+            f"allows {hard}: raise the hard limit there (ulimit -Hn {needed}), or start fewer ranks"
+        )
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _say(line: str) -> None:

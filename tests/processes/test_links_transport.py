@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.base.errors import EcrmError
+from ecrm.base.errors import EcrmError, UsageError
 from ecrm.transport import links
 from ecrm.transport.base import PeerFailure
 from ecrm.transport.links import LinkTransport
@@ -159,6 +159,19 @@ def test_a_rank_that_has_left_takes_no_message_any_more(
         return "failed"
 
     assert on_two_ranks(rendezvous, sends, leaves) == ["failed", None]
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits, set_to = (100, 500), []
+    monkeypatch.setattr(links.resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(links.resource, "setrlimit", lambda _, both: set_to.append(both))
+    links._allow_files(90)
+    links._allow_files(400)
+    assert set_to == [(400, 500)]
+    with pytest.raises(UsageError, match=r"needs 564 open files .* allows 500: raise the hard"):
+        LinkTransport(0, 500, Rendezvous(bytes(16), b"secret", ("127.0.0.1", 7), 2.0))
 
 
 def test_a_rank_that_is_alone_with_the_head_says_where_the_head_is(
