@@ -275,7 +275,7 @@ class Member:
         self, rank: int, at: Sequence[Any], unheard_pause: float = MOST_UNHEARD_PAUSE
     ) -> None:
         """`at` is the place where this rank listens, for the other ranks."""
-        self._rank, self._at, self._unheard_pause = rank, list(at), unheard_pause
+        self.rank, self._at, self._unheard_pause = rank, list(at), unheard_pause
         self._next = self._next_unheard = 0.0
         self._join_pause = REPEAT_SECONDS
         self._told_dead: Collection[int] = ()
@@ -357,7 +357,7 @@ class Member:
         return said
 
     def _message(self, kind: str, **fields: Any) -> Message:
-        return {"is": kind, "rank": self._rank, "epoch": self.epoch, **fields}
+        return {"is": kind, "rank": self.rank, "epoch": self.epoch, **fields}
 
 
 def _ranks(value: Any) -> set[int]:

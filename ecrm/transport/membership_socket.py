@@ -66,6 +66,11 @@ class Rendezvous:
         return address
 
 
+def secret_to(secret: bytes, rank: int) -> bytes:
+    """The secret of messages from the head to a rank: a message proves its receiver."""
+    return secret + struct.pack("<Q", rank + 1)  # HMAC takes zeros at the end of a key for none
+
+
 def sealed(secret: bytes, text: bytes) -> bytes:
     """The text with a proof."""
     return hmac.new(secret, text, hashlib.sha256).digest() + text
@@ -80,7 +85,11 @@ def unsealed(secret: bytes, datagram: bytes) -> bytes | None:
 
 def encoded(run: bytes, secret: bytes, message: Mapping[str, Any]) -> bytes:
     """A message as a datagram."""
-    return sealed(secret, json.dumps({**message, "run": run.hex()}).encode())
+    return sealed(secret, _text_of(run, message))
+
+
+def _text_of(run: bytes, message: Mapping[str, Any]) -> bytes:
+    return json.dumps({**message, "run": run.hex()}).encode()
 
 
 def decoded(run: bytes, secret: bytes, datagram: bytes) -> dict[str, Any] | None:
@@ -122,6 +131,7 @@ class HeadServer:
         self._socket.bind((address, 0))
         self._socket.setblocking(False)
         self._where: dict[int, Any] = {}
+        self._beats: dict[int, int] = {}
         self._refused, self._passes = False, 0
         self._encoded: tuple[Mapping[str, Any], bytes] = {}, b""
         self._lock = threading.Lock()
@@ -189,7 +199,9 @@ class HeadServer:
             proof, right
         ):
             return False
-        if self._head.beat(self._clock(), rank):
+        # a late or replayed beat is no sign of life
+        if number > self._beats.get(rank, 0) and self._head.beat(self._clock(), rank):
+            self._beats[rank] = number
             answer = BEAT.pack(magic, run, ANSWERS, rank, number)
             self._send_to(answer + hmac.new(self._secret, answer, hashlib.sha256).digest(), sender)
         return True
@@ -198,8 +210,9 @@ class HeadServer:
         for rank, message in self._head.take():
             if rank in self._where:
                 if message != self._encoded[0]:  # the places of all ranks go to all ranks alike
-                    self._encoded = message, encoded(self._run, self._secret, message)
-                self._send_to(self._encoded[1], self._where[rank])
+                    self._encoded = message, _text_of(self._run, message)
+                proved = sealed(secret_to(self._secret, rank), self._encoded[1])
+                self._send_to(proved, self._where[rank])
         for line in self._head.lines:
             self._say(f"ecrm: {line}")
         self._head.lines.clear()
@@ -222,6 +235,7 @@ class MemberSocket:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._member, self._run, self._secret, self._clock = member, run, secret, clock
+        self._heads_secret = secret_to(secret, member.rank)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         self.socket.bind((address, 0))
@@ -245,7 +259,7 @@ class MemberSocket:
                 return
             except OSError:  # told of an earlier datagram that did not arrive
                 continue
-            answer = decoded(self._run, self._secret, datagram)
+            answer = decoded(self._run, self._heads_secret, datagram)
             if answer is not None:
                 self._member.hear(answer)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import itertools
 import socket
 import subprocess
@@ -13,11 +15,15 @@ import pytest
 
 from ecrm.transport.membership import Head, Member, Phase
 from ecrm.transport.membership_socket import (
+    BEAT,
+    BEAT_MAGIC,
+    BEATS,
     HeadServer,
     MemberSocket,
     decoded,
     encoded,
     sealed,
+    secret_to,
     unsealed,
 )
 from support.paths import ROOT
@@ -74,6 +80,38 @@ def test_members_join_and_survive_a_death(served: Served) -> None:
     turn_until(sockets, members[0].all_left)
     for each in sockets:
         each.close()
+
+
+def test_a_message_to_one_rank_has_no_effect_on_another(served: Served) -> None:
+    """A fence for rank 1 is given to rank 0, as from a recording."""
+    members = [Member(rank, [ADDRESS, 1000 + rank]) for rank in (0, 1)]
+    head = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    head.bind((ADDRESS, 0))
+    fence = encoded(RUN, secret_to(SECRET, 1), {"is": "fence", "epoch": 1})
+    assert decoded(RUN, SECRET, encoded(RUN, secret_to(SECRET, 0), {})) is None
+    for member in members:
+        turns = MemberSocket(member, RUN, SECRET, ADDRESS, head.getsockname())
+        head.sendto(fence, turns.socket.getsockname())
+        turns.turn((), 0.2)
+        turns.close()
+    assert [member.fenced for member in members] == [False, True]
+    head.close()
+
+
+def test_a_replayed_beat_is_no_sign_of_life(served: Served) -> None:
+    beats = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    beats.connect(served.server.place)
+    beats.settimeout(SECONDS)
+
+    def beat(number: int) -> None:
+        text = BEAT.pack(BEAT_MAGIC, RUN, BEATS, 0, number)
+        beats.send(text + hmac.new(SECRET, text, hashlib.sha256).digest())
+
+    for number in (5, 5, 4, 6):
+        beat(number)
+    answers = [BEAT.unpack(beats.recv(100)[: BEAT.size])[4] for _ in range(2)]
+    assert answers == [5, 6]
+    beats.close()
 
 
 def turn_until(sockets: list[MemberSocket], until) -> None:
