@@ -17,6 +17,7 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.data.metrics import auc, logit_losses
 
 DIM, DENSE, RATE, DECAY, BETAS = 10, 13, 1e-3, 1e-5, (0.9, 0.999)
+TABLES = "where the script of ECRM makes its tables: with cpu all first values are the twin's"
 
 
 def options() -> argparse.Namespace:
@@ -30,6 +31,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--held-out", type=float, default=0.1, help="the share of the last rows")
     parser.add_argument("--max-rows", type=int, default=2_000_000, help="the most rows of a table")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tables", choices=("meta", "cpu"), default="meta", help=TABLES)
     return parser.parse_args()
 
 

@@ -23,7 +23,7 @@ data = CriteoDataset.open(typed.data, typed.max_rows, typed.held_out)
 epoch = data.train_rows // typed.batch
 
 torch.manual_seed(typed.seed)  # of the layers' first weights
-model = bars.MODELS[typed.model](bars.bags_of(data, "meta"))
+model = bars.MODELS[typed.model](bars.bags_of(data, typed.tables))
 apply_optimizer_in_backward(
     torch.optim.Adam,
     model.bags.parameters(),

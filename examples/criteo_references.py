@@ -21,7 +21,7 @@ data = references.CriteoDataset.open(typed.data, typed.max_rows, typed.held_out)
 samples = typed.batch or reference.batch
 
 torch.manual_seed(typed.seed)  # of the layers' first weights
-model = references.model_of(typed.model, data, typed.narrow, "meta")
+model = references.model_of(typed.model, data, typed.narrow, typed.tables)
 rates = {"lr": reference.rate}
 apply_optimizer_in_backward(reference.optimizer, model.sparse_arch.parameters(), rates)
 

@@ -19,6 +19,7 @@ from ecrm.data.hashing import mix64
 from ecrm.data.metrics import auc, logit_losses
 
 DENSE, CROSSES, LOW_RANK = 13, 3, 512
+TABLES = "where the script of ECRM makes its tables: with cpu all first values are the twin's"
 ONE_HOT = (1,) * 26
 MULTI_HOT = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 """The ids of a bag for each feature: MLPerf's `--multi_hot_sizes`."""
@@ -60,6 +61,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--held-out", type=float, default=0.1, help="the share of the last rows")
     parser.add_argument("--max-rows", type=int, default=40_000_000, help="most rows of a table")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tables", choices=("meta", "cpu"), default="meta", help=TABLES)
     return parser.parse_args()
 
 

@@ -57,3 +57,19 @@ def test_the_script_that_the_tutorial_begins_with_learns(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(LEARNT["multi_hot_dcn.py"], done.stdout, re.MULTILINE)) == 1, done.stdout
+
+
+def test_with_the_first_values_of_plain_torch_a_recipe_has_its_numbers(tmp_path, criteo_rows):
+    """DLRMv2: all optimizers leave rows without gradients alone, so nothing else may differ."""
+
+    def told(script: str, *more: str) -> list[str]:
+        words = [sys.executable, EXAMPLES / script, criteo_rows, "--model", "mlperf", *more]
+        words += ["--batch", "256", "--narrow", "8", "--held-out", "0.2", "--max-rows", "2000"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"^(?:AUC|log loss): (0\.\d{5})", done.stdout, re.MULTILINE)
+
+    plain = told("criteo_references_plain.py")
+    assert len(plain) == 2
+    assert told("criteo_references.py", "--tables", "cpu") == plain
+    assert told("criteo_references.py") != plain
