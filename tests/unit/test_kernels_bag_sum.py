@@ -8,20 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.kernels import native
 from ecrm.kernels.bag_sum import RowPieces, bag_sum
 from ecrm.kernels.pieces import Piece, piece_addresses
-
-BACKENDS = ("reference", *native.supported_instruction_sets())
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "reference":
-        yield "reference"
-        return
-    with native.forced(request.param):
-        yield "cpu"
 
 
 def _scattered(values: torch.Tensor, sources: int = 3) -> RowPieces:

@@ -7,19 +7,7 @@ import math
 import pytest
 import torch
 
-from ecrm.kernels import native
 from ecrm.kernels.divide import divide
-
-BACKENDS = ("reference", *native.supported_instruction_sets())
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "reference":
-        yield "reference"
-        return
-    with native.forced(request.param):
-        yield "cpu"
 
 
 def numbers(count: int) -> torch.Tensor:

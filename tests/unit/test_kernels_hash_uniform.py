@@ -4,20 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.kernels import native
 from ecrm.kernels.hash_uniform import hash_uniform
 
-BACKENDS = ("reference", *native.supported_instruction_sets())
 WORD = 2**64 - 1
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "reference":
-        yield "reference"
-        return
-    with native.forced(request.param):
-        yield "cpu"
 
 
 def mix(z: int) -> int:

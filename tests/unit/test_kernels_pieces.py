@@ -5,19 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ecrm.kernels import native
 from ecrm.kernels.pieces import Piece, copy_pieces
-
-BACKENDS = ("reference", *native.supported_instruction_sets())
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "reference":
-        yield "reference"
-        return
-    with native.forced(request.param):
-        yield "cpu"
 
 
 def _bytes(count: int, seed: int = 0) -> torch.Tensor:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from ecrm.kernels import native
 from ecrm.kernels.records import (
     RecordLog,
     gather_records,
@@ -12,17 +11,6 @@ from ecrm.kernels.records import (
     scatter_records,
     xor_records,
 )
-
-BACKENDS = ("reference", *native.supported_instruction_sets())
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "reference":
-        yield "reference"
-        return
-    with native.forced(request.param):
-        yield "cpu"
 
 
 def random_table(height, dimension, dtype, widths, seed=0):

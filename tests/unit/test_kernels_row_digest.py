@@ -5,19 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ecrm.kernels import native
 from ecrm.kernels.row_digest import LANES, row_digest
-
-BACKENDS = ("reference", *native.supported_instruction_sets())
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "reference":
-        yield "reference"
-        return
-    with native.forced(request.param):
-        yield "cpu"
 
 
 def drawn(rows: int, floats: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,19 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.kernels import native
 from ecrm.kernels.scatter_add import scatter_add
-
-BACKENDS = ("reference", *native.supported_instruction_sets())
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "reference":
-        yield "reference"
-        return
-    with native.forced(request.param):
-        yield "cpu"
 
 
 def sequential(out, index, values):

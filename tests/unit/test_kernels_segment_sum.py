@@ -8,22 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.kernels import native
 from ecrm.kernels.divide import divide
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.segment_sum import segment_sum
 from ecrm.kernels.unit_order import Uses, unique_with_uses
-
-BACKENDS = ("reference", *native.supported_instruction_sets())
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "reference":
-        yield "reference"
-        return
-    with native.forced(request.param):
-        yield "cpu"
 
 
 def _case(n: int, dimension: int, most: int = 9) -> tuple[Uses, torch.Tensor, torch.Tensor, int]:
