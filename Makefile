@@ -34,7 +34,7 @@ fi
 endef
 
 define for_manylinux
-PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --plat manylinux_2_28_$$(uname -m) --only-plat --wheel-dir $(1) build/wheel/*.whl
+PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --plat manylinux_2_34_$$(uname -m) --only-plat --wheel-dir $(1) build/wheel/*.whl
 endef
 
 # Named after what was installed: any change of dependencies, packages or C++ installs and builds again, nothing else does.
