@@ -26,7 +26,14 @@ from ecrm.launch.environment import mpirun_environment
 from ecrm.launch.gpu_memory import free_on_gpus
 from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance
 from ecrm.launch.memory_needs import check_memory, check_room, in_words
-from ecrm.launch.mpirun_command import ELSEWHERE, mpirun_line, train_command
+from ecrm.launch.mpirun_command import (
+    ELSEWHERE,
+    HASH_SEED,
+    hash_seed,
+    mpirun_line,
+    thread_environment,
+    train_command,
+)
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.several_hosts import RemoteHosts
 from ecrm.launch.supervise import MpirunEnding, supervise
@@ -81,6 +88,8 @@ def launch(
     if settled.complete:
         print(f"{run_dir} holds the complete run: nothing is left to do", flush=True)
         return 0
+    if elsewhere is not None and mpirun_args:
+        raise UsageError("--mpirun-args with --hosts: no mpirun runs; leave --mpirun-args out")
     hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
     somewhere = hosts is not None or ELSEWHERE.intersection(mpirun_args)
     available = None if script or somewhere else memory_bytes()[1]
@@ -92,8 +101,6 @@ def launch(
             warnings.append(check_room(config, start.steps, start.mapped))
         for warning in filter(None, warnings):
             print(f"# warning: {warning}")
-    mpirun = find_mpirun()
-    require_fault_tolerance(mpirun)
     command = [
         sys.executable,
         "-m",
@@ -108,15 +115,19 @@ def launch(
             None if dry_run else spec.digest,
         ),
     ]
-    line = mpirun_line(
-        config,
-        hosts.command(command, folder) if hosts is not None else command,
-        mpirun=str(mpirun),
-        cores=physical_cores(),
-        root=os.geteuid() == 0,
-        extra=mpirun_args,
-        subnet=str(hosts.network.subnet) if hosts is not None else None,
-    )
+    if hosts is not None:
+        line = hosts.command(command, folder)
+    else:
+        mpirun = find_mpirun()
+        require_fault_tolerance(mpirun)
+        line = mpirun_line(
+            config,
+            command,
+            mpirun=str(mpirun),
+            cores=physical_cores(),
+            root=os.geteuid() == 0,
+            extra=mpirun_args,
+        )
     for ignored in mpirun_environment(os.environ)[1]:
         print(f"# {ignored}")
     for placed in hosts.in_words() if hosts is not None else ():
@@ -157,6 +168,8 @@ def launch(
     stop_seconds, name = config.cluster.stop_seconds, secrets.token_hex(8)
     with hosts.head() if hosts is not None else contextlib.nullcontext({}) as links:
         variables = {VARIABLE: spec.text, **links}
+        if hosts is not None:  # mpirun gets these on its line
+            variables |= {**thread_environment(config), HASH_SEED: hash_seed(os.environ)}
         ending = supervise(line, folder, stop_seconds, name, watch, not somewhere, variables)
     if resume == AUTO_RESUME and ending.exit_code == 0 and look(folder, resume).complete:
         return 0
@@ -235,7 +248,8 @@ def judge(folder: Path, ending: MpirunEnding, over_hosts: bool = False) -> None:
     if ending.gave_up:
         raise RunFailed(f"the run did not complete: {ending.gave_up}{where}", 1)
     code = ending.exit_code
-    how = f"mpirun died of {_signal_name(-code)}" if code < 0 else f"mpirun ended with {code}"
+    who = "the watcher of the hosts" if over_hosts else "mpirun"
+    how = f"{who} died of {_signal_name(-code)}" if code < 0 else f"{who} ended with {code}"
     # every rank ended with this code, and the first rank has given the reason
     told = code in (UsageError.exit_code, DataError.exit_code, ScriptFailed.exit_code)
     raise RunFailed(f"the run did not complete ({how}){where}", code if 0 < code < 126 else 1, told)

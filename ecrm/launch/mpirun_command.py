@@ -82,19 +82,17 @@ def mpirun_line(
     cores: int,
     root: bool,
     extra: Sequence[str] = (),
-    subnet: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> list[str]:
     """The words starting `command` (a program and its arguments) on config.world_size ranks.
 
     `cores` are this machine's, `root` is whether the user is root, `extra` are words for mpirun,
-    last; an MCA parameter set in `extra` is left out before. With a `subnet`, `command` takes its
-    rank to another host, and ranks talk over the subnet. Ranks on this machine alone talk through
-    shared memory alone, and no rank listens on the network.
+    last; an MCA parameter set in `extra` is left out before. Ranks on this machine alone talk
+    through shared memory alone, and no rank listens on the network.
     """
     line = [mpirun, "--with-ft", "ulfm"]
     placed = _names(extra, PLACES_RANKS)
-    if subnet is not None or (config.world_size > cores and not placed):
+    if config.world_size > cores and not placed:
         line.append("--oversubscribe")
     if root:
         line.append("--allow-run-as-root")
@@ -106,9 +104,7 @@ def mpirun_line(
     # Not PMIx's store in shared memory: the store does not serve ranks on other hosts, and is not
     # safe from a lock with a dead holder (prterun aborted on such a lock).
     parameters += [("--pmixmca", "gds", "hash")]
-    if subnet is not None:
-        parameters += over_network(subnet)
-    elif not _names(extra, ELSEWHERE):
+    if not _names(extra, ELSEWHERE):
         parameters += ON_THIS_MACHINE
     theirs = {name for word, name in itertools.pairwise(extra) if word.endswith("mca")}
     for parameter in parameters:
@@ -123,23 +119,6 @@ ON_ONE_MPIRUN = (("--prtemca", "ras", "^slurm,pbs"), ("--prtemca", "plm", "^slur
 """Options to start all ranks on this machine, ignoring the variables of a batch system."""
 
 ON_THIS_MACHINE = (*ON_ONE_MPIRUN, ("--mca", "pml", "ob1"), ("--mca", "btl", "self,sm"))
-
-
-def over_network(subnet: str) -> list[tuple[str, str, str]]:
-    """Options of an mpirun on this machine with its ranks on other hosts.
-
-    No daemon runs on another host, for the daemons of Open MPI 5.0 cannot survive the loss of a
-    daemon. Ranks reach the daemon here, and all other ranks, by TCP. mpirun takes all ranks for
-    neighbours, and all transports through shared memory are left out.
-    """
-    return [
-        *ON_ONE_MPIRUN,
-        ("--pmixmca", "ptl_tcp_remote_connections", "1"),
-        ("--pmixmca", "ptl_tcp_if_include", subnet),
-        ("--mca", "pml", "ob1"),
-        ("--mca", "btl", "tcp,self"),
-        ("--mca", "btl_tcp_if_include", subnet),
-    ]
 
 
 def _names(words: Sequence[str], options: Container[str]) -> bool:

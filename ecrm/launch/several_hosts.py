@@ -6,7 +6,6 @@ The additions are checks, words before each rank's command, and a trial of every
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,12 +16,12 @@ from pathlib import Path
 from ecrm.base.errors import UsageError
 from ecrm.launch.hosts_file import Host, place, placement_in_words, read_hosts
 from ecrm.launch.network import Network, choose_network, local_networks
-from ecrm.launch.remote_rank import DEFAULT_KEEP_ALIVE, DEFAULT_STARTER, starter_words
+from ecrm.launch.remote_host import DEFAULT_KEEP_ALIVE, DEFAULT_STARTER, starter_words
 from ecrm.launch.run_head import run_head
 from ecrm.process.remote_agent import START_SECONDS
 
 SHORTEST_KEEP_ALIVE = 0.5
-TRIAL = "import ecrm, mpi4py, numpy"  # not torch: it takes seconds, and is where numpy is
+TRIAL = "import ecrm, numpy"  # not torch: it takes seconds, and is where numpy is
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,11 @@ class RemoteHosts:
         words = [
             sys.executable,
             "-m",
-            "ecrm.launch.remote_rank",
+            "ecrm.launch.remote_run",
             "--hosts",
             str(self.file.absolute()),
+            "--ranks",
+            str(ranks),
             "--head",
             network.address,
         ]
@@ -64,7 +65,7 @@ class RemoteHosts:
 class Plan:
     """The host of each rank, the network between hosts, and the way to a host.
 
-    `placed` is the host of each rank; `words` run the program taking a rank to its host;
+    `placed` is the host of each rank; `words` run the program taking ranks to their hosts;
     `keep_alive` is in seconds.
     """
 
@@ -74,7 +75,7 @@ class Plan:
     keep_alive: float
 
     def command(self, command: Sequence[str], run_dir: Path) -> list[str]:
-        """The words running a rank's command on its host.
+        """The words running the command of each rank on the rank's host.
 
         `run_dir` shows whether the run has begun.
         """
@@ -94,20 +95,14 @@ class Plan:
         Raises UsageError with the first reason against a host.
         """
         trials: dict[Host, subprocess.Popen[str]] = {}
-        for rank, host in enumerate(self.placed):
-            if host not in trials:
-                trials[host] = subprocess.Popen(
-                    [*self.words, "--", sys.executable, "-c", TRIAL],
-                    env={
-                        **os.environ,
-                        "PMIX_RANK": str(rank),
-                        "OMPI_COMM_WORLD_SIZE": str(len(self.placed)),
-                    },
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
+        for host in dict.fromkeys(self.placed):
+            trials[host] = subprocess.Popen(
+                [*self.words, "--only", host.name, "--", sys.executable, "-c", TRIAL],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         try:
             for host, trial in trials.items():
                 try:

@@ -1,10 +1,9 @@
 """Processes that watch their neighbours, and kill neighbours that stay stopped.
 
-Such processes are the guards of a host, and the clients of the head machine. A guard notices a stop
-of its own rank; no guard would notice a stop of the guard itself as well, as by `pkill -STOP -f`.
-Every guard therefore leaves a note in the job's folder, and kills a neighbour that stays stopped
-for too long. Open MPI then tells all ranks of the death. The clients of ranks on remote hosts
-(ecrm/launch/remote_rank.py), which mpirun takes for ranks, do the same.
+Such processes are the guards of a host. A guard notices a stop of its own rank; no guard would
+notice a stop of the guard itself as well, as by `pkill -STOP -f`. Every guard therefore leaves a
+note in the job's folder, and kills a neighbour that stays stopped for too long. Open MPI then tells
+all ranks of the death.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ class Note:
 
 
 class PidNotes:
-    """The notes of a job's guards on this host, or of the processes named by `who`.
+    """The notes of a job's guards on this host.
 
     Without a folder for the job there are no notes.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ, who: str = "guards") -> None:
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._folder = (
-            Path(environ.get(JOB_FOLDER, "/nonexistent")) / f"ecrm-{who}-{environ.get(JOB, '')}"
+            Path(environ.get(JOB_FOLDER, "/nonexistent")) / f"ecrm-guards-{environ.get(JOB, '')}"
         )
 
     def put(self, rank: int, pid: int, of_rank: int = 0) -> None:
@@ -129,7 +128,7 @@ class StoppedTimer:
 class Neighbours:
     """Kills guards of this host that have been stopped for `hang_seconds`.
 
-    `who` names other processes than guards. Call `look()` now and then.
+    Call `look()` now and then.
     """
 
     def __init__(
@@ -138,11 +137,10 @@ class Neighbours:
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
         kill: Callable[[int, int], None] = os.kill,
-        who: str = "guards",
     ) -> None:
         self._hang_seconds, self._kill = hang_seconds, kill
         self._rank = int(environ.get(RANK, 0))
-        self._noticeboard = PidNotes(environ, who)
+        self._noticeboard = PidNotes(environ)
         self._notes: dict[int, Note] = {}
         self._standing = StoppedTimer(clock)
 

@@ -1,170 +1,448 @@
-"""The remote side of a rank's keep-alive connection.
+"""The agent of a host: starts the ranks there, and kills them when the head machine falls silent.
 
-The agent starts the rank, and kills the rank when the head machine falls silent. The agent runs on
-the rank's host by its path alone (`python -I -S .../remote_agent.py`), and therefore imports only
-the standard library and needs neither a current folder nor variables. The order comes as a line of
-JSON on standard input, out of sight of other users: the head's address, the token to show to the
-head, and the rank's command, folder and variables.
+The agent runs on its host by its path alone (`python -I -S .../remote_agent.py`), and therefore
+imports only the standard library and needs neither a current folder nor variables. The order comes
+as a line of JSON on standard input, out of sight of other users: the head's address, the secret of
+the talk, and the ranks' command, folder and variables.
 
-The agent kills the rank when the head is not heard, or does not hear, before the head gives the
-rank up (see Link). A host that was only cut off therefore comes back without the rank. A rank
-stopped for the keep-alive time is killed; when the agent itself is stopped, the rank's guard kills
-the rank.
+Agent and head machine talk by datagrams with proofs (see Talk): no connection can break. The agent
+kills its ranks when the head is not heard, or does not hear, before the head gives the host up. A
+host that was only cut off therefore comes back without its ranks. A rank stopped for the keep-alive
+time is killed; when the agent itself is stopped, the guards kill their ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hmac
 import json
 import os
-import select
+import secrets
+import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
-START_SECONDS = 30.0  # for the starter, the order and the connection
+START_SECONDS = 30.0  # for the starter, the order and the first answer
 BEAT = 0.05  # of the keep-alive time, between two signs of life
 # of the keep-alive time, without a sign: the sides differ by more than a beat
 PATIENCE = {"agent": 0.7, "head": 0.9}
-# patience of the rank's guard with a stopped agent, passed by the variable
+# patience of a rank's guard with a stopped agent, passed by the variable
 GUARD_PATIENCE, GUARDS_SHARE = "ECRM_AGENT_SECONDS", 0.6
-# signals from mpirun to the rank
+RANK = "PMIX_RANK"  # the variable with the number of a rank
+# signals that may be passed on to the ranks
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+MOST_BYTES = 1100  # of a message: a datagram fits into a frame of Ethernet
+BUFFER_BYTES = 4 << 20
+DIGEST_BYTES = 32
+_WINDOW = 64  # messages under way
+_AGAIN = 8  # messages said again at once
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.8  # seconds before messages are said again
+_HEAD = struct.Struct("<cIQQQQQ")
+_OUTPUT = struct.Struct("<BI")  # 1 or 2 for the file, and the rank
+_LAST_MESSAGES = 1000  # more than a full pipe
+_LEAVE_SECONDS = 5.0
+_DYING_SECONDS = 5.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _PF_EXITING = 0x4  # of the flags in proc_pid_stat(5)
-_LONGEST_LINE = 1 << 16  # bytes of a line
 
 
 class Lost(Exception):
-    """The other side of a connection is gone or silent; the message says which."""
+    """The other side is silent or cannot be reached; the message says which."""
 
 
-class Link:
-    """One end of a keep-alive connection.
+class Talk:
+    """One side of the talk of an agent with the head, without I/O: datagrams out, datagrams in.
 
-    The sides send JSON, a line each: objects are messages, lists are signs of life. A sign of life
-    is [its number, the number of the last sign received]. From the numbers the agent knows the last
-    of its signs heard by the head, whichever way the connection is cut. A side gives up PATIENCE
-    after the last bytes received. The agent also gives up PATIENCE after sending the last sign
-    heard by the head, earlier than the head, whose PATIENCE is longer.
+    `side` is "agent" or "head", `host` the number of the host. A datagram has a proof of the
+    secret, the number of the agent's `life`, the datagram's own number, the number of the last
+    datagram heard, the next message expected, and at most one message. Messages are bytes. A
+    message is numbered, kept until acknowledged, and said again. So each message arrives once, in
+    order, however datagrams are lost, doubled or late.
+
+    Every datagram is a sign of life. From the numbers the agent knows the last of its datagrams
+    heard by the head, whichever way the network is cut. A side gives up PATIENCE after the last
+    datagram heard. The agent also gives up PATIENCE after sending the last datagram heard by the
+    head, earlier than the head, whose PATIENCE is longer. A head talks to the agent heard first:
+    a second agent, of a starter that was started again, gets no answer and starts no rank.
     """
 
-    def __init__(self, connection: socket.socket, keep_alive: float, side: str) -> None:
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = connection
+    def __init__(
+        self,
+        secret: bytes,
+        side: str,
+        host: int,
+        keep_alive: float,
+        life: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._secret, self._side, self._host, self._clock = secret, side, host, clock
         self._beat, self._patience = BEAT * keep_alive, PATIENCE[side] * keep_alive
-        self._heard = self._known_heard = time.monotonic()
-        self._side = side
+        self._life = life  # 0 at a head that has heard no agent
+        self.met = False
+        """Whether the other side has been heard."""
+        self._heard_at = self._known_heard = clock()
         self._sent: dict[int, float] = {}
         self._number = self._last = 0
         self._next_beat = 0.0
-        self._unread = b""
+        self._kept: dict[int, bytes] = {}
+        self._told = self._said = 0
+        self._expected = 1
+        self._early: dict[int, bytes] = {}
+        self._pause, self._again_at, self._owed = _FIRST_PAUSE, 0.0, False
 
-    def fileno(self) -> int:
-        """The socket's descriptor, for select."""
-        return self._socket.fileno()
+    def send(self, message: bytes) -> None:
+        """Have a message said, of at most MOST_BYTES bytes."""
+        self._told += 1
+        self._kept[self._told] = message
 
-    def send(self, **message: Any) -> None:
-        """Send an object; raise Lost if the connection is broken."""
-        self._write(json.dumps(message).encode() + b"\n")
+    @property
+    def is_full(self) -> bool:
+        """Whether many messages wait: output of the ranks had better wait, too."""
+        return len(self._kept) >= _WINDOW
 
-    def receive(self) -> list[dict[str, Any]]:
-        """Return the messages received.
+    @property
+    def all_heard(self) -> bool:
+        """Whether the other side has all messages."""
+        return not self._kept
 
-        Raises Lost when the other side has closed, or has said or heard nothing for too long.
+    def due(self) -> list[bytes]:
+        """The datagrams to send now."""
+        now, datagrams = self._clock(), []
+        if not self._life:
+            return []
+        oldest = self._told - len(self._kept)
+        while self._said < min(self._told, oldest + _WINDOW):
+            if self._said == oldest:  # nothing was under way
+                self._again_at = now + self._pause
+            self._said += 1
+            datagrams.append(self._datagram(now, self._said))
+        if self._kept and self._said > oldest and now >= self._again_at:
+            datagrams += [
+                self._datagram(now, number)
+                for number in range(oldest + 1, min(self._said, oldest + _AGAIN) + 1)
+            ]
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._again_at = now + self._pause
+        if not datagrams and (self._owed or now >= self._next_beat):
+            datagrams.append(self._datagram(now, 0))
+        return datagrams
+
+    def next(self) -> float:
+        """Seconds until `due` or `check` has something to do."""
+        now = self._clock()
+        until = min(self._heard_at, self._known_heard) + self._patience + 0.001
+        times = [self._next_beat, until] + ([self._again_at] if self._kept else [])
+        return min(max(min(times) - now, 0.001), self._beat)
+
+    def hear(self, datagram: bytes, take: bool = True) -> list[bytes] | None:
+        """The messages that have become complete by a datagram; `None` for a stranger's datagram.
+
+        Without `take` a message in the datagram stays with the other side, which says it again.
         """
-        messages = []
-        try:
-            while received := self._socket.recv(4096):
-                self._heard = time.monotonic()
-                *lines, self._unread = (self._unread + received).split(b"\n")
-                messages += [
-                    message for line in lines if (message := self._understand(line)) is not None
-                ]
-            if not messages:
-                raise Lost("the connection was closed")
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            raise Lost(f"the connection broke: {error.strerror}") from None
-        if len(self._unread) > _LONGEST_LINE:
-            raise Lost("what came is no message")
-        now = time.monotonic()
-        if now - self._heard > self._patience:
-            raise Lost(f"nothing was heard for {now - self._heard:.1f} s")
+        text, proof = datagram[DIGEST_BYTES:], datagram[:DIGEST_BYTES]
+        if len(text) < _HEAD.size or not hmac.compare_digest(proof, self._proof(text)):
+            return None
+        side, host, life, beat, heard, expected, number = _HEAD.unpack_from(text)
+        if side != _letter("agent" if self._side == "head" else "head") or host != self._host:
+            return None
+        if not self._life:
+            self._life = life
+        if life != self._life:
+            return []
+        now = self._clock()
+        if beat > self._last:  # a late or repeated datagram is no sign of life
+            self.met = True
+            self._last, self._heard_at = beat, now
+        self._known_heard = max(self._known_heard, self._sent.get(heard, 0.0))
+        self._sent = {each: at for each, at in self._sent.items() if each > heard}
+        acknowledged = [each for each in self._kept if each < expected]
+        for each in acknowledged:
+            del self._kept[each]
+        if acknowledged:
+            self._pause, self._again_at = _FIRST_PAUSE, now + _FIRST_PAUSE
+        if not number:
+            return []
+        self._owed = True
+        if take and self._expected <= number < self._expected + _WINDOW:
+            self._early[number] = text[_HEAD.size :]
+        complete = []
+        while self._expected in self._early:
+            complete.append(self._early.pop(self._expected))
+            self._expected += 1
+        return complete
+
+    def check(self) -> None:
+        """Raise Lost if the other side has said or heard nothing for too long."""
+        now = self._clock()
+        if now - self._heard_at > self._patience:
+            raise Lost(f"nothing was heard for {now - self._heard_at:.1f} s")
         if self._side == "agent" and now - self._known_heard > self._patience:
             raise Lost(f"it has heard nothing for {now - self._known_heard:.1f} s")
-        return messages
 
-    def beat(self) -> float:
-        """Send a sign of life if due; return the seconds until the next action."""
-        now = time.monotonic()
-        if now >= self._next_beat:
-            self._number += 1
-            self._sent[self._number] = now
-            self._write(b"[%d, %d]\n" % (self._number, self._last))
-            self._next_beat = now + self._beat
-        until = min(self._heard, self._known_heard) if self._side == "agent" else self._heard
-        return max(min(self._next_beat, until + self._patience + 0.001) - now, 0.001)
+    def _datagram(self, now: float, number: int) -> bytes:
+        self._number += 1
+        self._sent[self._number] = now
+        self._next_beat, self._owed = now + self._beat, False
+        head = (_letter(self._side), self._host, self._life)
+        text = _HEAD.pack(*head, self._number, self._last, self._expected, number)
+        text += self._kept.get(number, b"")
+        return self._proof(text) + text
 
-    def _understand(self, line: bytes) -> dict[str, Any] | None:
-        """The object on a line, `None` for a sign of life."""
-        try:
-            said = json.loads(line)
-            if isinstance(said, dict):
-                return said
-            self._last, heard = map(int, said)
-        except (ValueError, TypeError):
-            raise Lost("what came is no message") from None
-        self._known_heard = self._sent.get(heard, self._known_heard)
-        self._sent = {number: at for number, at in self._sent.items() if number > heard}
+    def _proof(self, text: bytes) -> bytes:
+        return hmac.digest(self._secret, text, "sha256")
+
+
+def _letter(side: str) -> bytes:
+    return side[:1].encode()
+
+
+def host_of(datagram: bytes) -> int | None:
+    """The number of the host in a datagram, without proof; `None` for no datagram of a talk."""
+    if len(datagram) < DIGEST_BYTES + _HEAD.size:
         return None
+    host: int = _HEAD.unpack_from(datagram, DIGEST_BYTES)[1]
+    return host
 
-    def finish(self) -> None:
-        """Close; everything sent has arrived, or the other side is lost."""
-        with contextlib.suppress(OSError, Lost):
-            self._socket.shutdown(socket.SHUT_WR)
-            while True:  # closing with unread data would drop sent data still on the way
-                select.select([self], [], [], self._beat)
-                self.receive()
+
+def output(file: int, rank: int, data: bytes) -> bytes:
+    """The message with output of a rank; `file` is 1 or 2."""
+    return _OUTPUT.pack(file, rank) + data
+
+
+def told(**fields: Any) -> bytes:
+    """A message with fields."""
+    return json.dumps(fields).encode()
+
+
+def understood(message: bytes) -> tuple[int, int, bytes] | dict[str, Any]:
+    """The file, rank and bytes of output, or the fields of another message.
+
+    Raises Lost for bytes that are no message.
+    """
+    if message[:1] in (b"\1", b"\2") and len(message) >= _OUTPUT.size:
+        file, rank = _OUTPUT.unpack_from(message)
+        return file, rank, message[_OUTPUT.size :]
+    with contextlib.suppress(ValueError):
+        fields = json.loads(message)
+        if isinstance(fields, dict):
+            return fields
+    raise Lost("what came is no message")
+
+
+class HostedRank:
+    """A rank of this host: its process, its pipes, and its end."""
+
+    def __init__(self, number: int, command: list[str], variables: dict[str, str]) -> None:
+        """Start the rank. Raises OSError."""
+        self.number = number
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, **variables},
+            preexec_fn=_as_rank,
+        )
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self.files = {self._process.stdout.fileno(): 1, self._process.stderr.fileno(): 2}
+        """The open ends of its output, each with the number of the file."""
+        for descriptor in self.files:
+            os.set_blocking(descriptor, False)
+        self.ended = os.pidfd_open(self._process.pid)
+        self._pid = self._process.pid
+        self._dying_since: float | None = None
+        self._stopped_since: float | None = None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the process has ended; processes started by the process may be left."""
+        return self._process.returncode is not None
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if the rank is alive."""
+        if not self.is_ending:
+            os.kill(self._pid, number)
+
+    def kill_if_stopped(self, seconds: float) -> None:
+        """Kill the rank if it has been stopped for so long."""
+        with contextlib.suppress(ChildProcessError):  # Linux's error for an ended process
+            change_of = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+            while change := os.waitid(os.P_PID, self._pid, change_of):
+                stopped = change.si_code == os.CLD_STOPPED
+                self._stopped_since = time.monotonic() if stopped else None
+        if self._stopped_since is not None and time.monotonic() - self._stopped_since > seconds:
+            self.signal(signal.SIGKILL)
+
+    def end(self) -> dict[str, Any] | None:
+        """How the rank has ended, once none of its processes is left; `None` before.
+
+        Kills what the rank has left. Does not wait longer than 5 s: a system call may not return.
+        """
+        code = self._process.poll()
+        if code is None:
+            return None
+        now = time.monotonic()
+        self._dying_since = self._dying_since or now
+        if _kill(_left_of(self.number)) and now - self._dying_since < _DYING_SECONDS:
+            return None
+        return {"rank": self.number, **({"signal": -code} if code < 0 else {"exit": code})}
+
+    def close(self) -> None:
+        """Forget the rank."""
+        os.close(self.ended)
+        for file in (self._process.stdout, self._process.stderr):
+            if file is not None:
+                file.close()
+        self.files.clear()
+
+
+class Agent:
+    """The ranks of this host, and the talk with the head; `run` returns at the end."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        """Find the way to the head. Raises OSError."""
+        self._order = order
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self._socket.connect(tuple(order["head"]))
+        self._socket.setblocking(False)
+        life = secrets.randbits(63) + 1
+        secret = bytes.fromhex(order["secret"])
+        self._talk = Talk(secret, "agent", order["number"], order["keep_alive"], life)
+        self._ranks: dict[int, HostedRank] = {}
+        # all but the ranks' output, which waits while the head does not take it
+        self._events, self._outputs = selectors.DefaultSelector(), selectors.DefaultSelector()
+        self._events.register(self._socket, selectors.EVENT_READ)
+        self._both = selectors.DefaultSelector()
+        self._both.register(self._events.fileno(), selectors.EVENT_READ)
+        self._both.register(self._outputs.fileno(), selectors.EVENT_READ)
+        self._asked_to_end = False
+        self._asked: list[int] = []
+
+    def meet(self) -> None:
+        """Wait for the first answer of the head. Raises OSError."""
+        deadline = time.monotonic() + START_SECONDS
+        while not self._talk.met:
+            self._turn(wait=self._events)
+            if time.monotonic() > deadline:
+                raise OSError(f"no answer within {START_SECONDS:.0f} s")
+
+    def run(self) -> None:
+        """Run the ranks until all have ended, or the head asks to end. Raises Lost."""
+        for number, more in self._order["ranks"]:
+            try:
+                self._start(number, {**self._order["variables"], **more})
+            except OSError as error:
+                self._talk.send(
+                    told(rank=number, error=f"{error.filename}: {error.strerror}"[:500])
+                )
+        while self._ranks and not self._asked_to_end:
+            while self._asked:
+                number = self._asked.pop(0)
+                for rank in self._ranks.values():
+                    rank.signal(number)
+            self._turn(wait=self._events if self._talk.is_full else self._both)
+            self._talk.check()
+            for rank in [*self._ranks.values()]:
+                rank.kill_if_stopped(self._order["keep_alive"])
+                if (end := rank.end()) is not None:
+                    self._pass_on(rank, _LAST_MESSAGES)
+                    self._talk.send(told(**end))
+                    self._forget(rank)
+
+    def leave(self) -> None:
+        """Have the head hear everything, unless the head is gone."""
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        with contextlib.suppress(Lost):
+            while not self._talk.all_heard and time.monotonic() < deadline:
+                self._turn(wait=self._events)
+                self._talk.check()
         self._socket.close()
 
-    def _write(self, line: bytes) -> None:
-        try:
-            self._socket.send(line)
-        except BlockingIOError:
-            pass  # the buffer is full of unread data: the silence will tell
-        except OSError as error:
-            raise Lost(f"the connection broke: {error.strerror}") from None
+    def _start(self, number: int, variables: dict[str, str]) -> None:
+        patience = {GUARD_PATIENCE: str(GUARDS_SHARE * self._order["keep_alive"])}
+        os.chdir(self._order["folder"])
+        rank = HostedRank(number, self._order["command"], {**variables, **patience})
+        self._ranks[number] = rank
+        self._events.register(rank.ended, selectors.EVENT_READ)
+        for descriptor in rank.files:
+            self._outputs.register(descriptor, selectors.EVENT_READ, rank)
+
+    def _turn(self, wait: selectors.BaseSelector) -> None:
+        """Say what is due, wait for an event, and take what has come."""
+        for datagram in self._talk.due():
+            with contextlib.suppress(OSError):  # as a lost datagram
+                self._socket.send(datagram)
+        ending = any(rank.is_ending for rank in self._ranks.values())
+        wait.select(0.005 if ending else self._talk.next())
+        while True:
+            try:
+                datagram = self._socket.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError:  # told of an earlier datagram that did not arrive
+                continue
+            for message in self._talk.hear(datagram) or ():
+                self._heed(understood(message))
+        if wait is self._both:
+            for key, _ in self._outputs.select(0):
+                self._pass_on(key.data)
+
+    def _heed(self, message: tuple[int, int, bytes] | dict[str, Any]) -> None:
+        if isinstance(message, tuple):
+            return
+        self._asked_to_end = self._asked_to_end or "end" in message
+        self._asked += [message["signal"]] if "signal" in message else []
+
+    def _pass_on(self, rank: HostedRank, most: int = 1) -> None:
+        """Say what a rank has printed, in at most so many messages of each file."""
+        for descriptor, file in [*rank.files.items()]:
+            for _ in range(most):
+                try:
+                    data = os.read(descriptor, MOST_BYTES - _OUTPUT.size)
+                except BlockingIOError:
+                    break
+                if not data:
+                    self._outputs.unregister(descriptor)
+                    del rank.files[descriptor]
+                    break
+                self._talk.send(output(file, rank.number, data))
+
+    def _forget(self, rank: HostedRank) -> None:
+        self._events.unregister(rank.ended)
+        for descriptor in rank.files:
+            self._outputs.unregister(descriptor)
+        rank.close()
+        del self._ranks[rank.number]
 
 
 def main() -> int:
-    """Take the order, run the rank, and tell the head how the rank ended.
+    """Take the order, run the ranks, and tell the head how each rank ended.
 
-    On return no process of the rank runs any more.
+    On return no process of the ranks runs any more.
     """
     order = _take_order()
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of the rank become children of this process
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of the ranks become children of this process
     for number in PASSED_ON:
         signal.signal(number, signal.SIG_IGN)  # the head says when to end, or falls silent
     try:
-        with socket.create_connection(tuple(order["head"]), timeout=START_SECONDS) as connection:
-            link = Link(connection, order["keep_alive"], "agent")
-            link.send(token=order["token"])
-            try:
-                end = _run(order, link, lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
-            finally:
-                _kill_descendants()
-            link.send(**end)
-            link.finish()
+        agent = Agent(order)
+        agent.meet()
+        try:
+            agent.run()
+        finally:
+            _kill_descendants()
+        agent.leave()
     except Lost as error:
-        _say(f"ecrm: host {order['host']}: the head machine is lost, {error}: rank killed")
+        _say(f"ecrm: host {order['host']}: the head machine is lost, {error}: ranks killed")
         return 1
     except OSError as error:
         head = order["head"][0]
@@ -180,51 +458,14 @@ def _take_order() -> dict[str, Any]:
     return order
 
 
-def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]:
-    """Start the rank and wait for its end; return the message for the head.
+_prctl = ctypes.CDLL(None).prctl
 
-    Raises Lost when the head is lost.
-    """
 
-    def in_child() -> None:
-        before_start()
-        for number in PASSED_ON:
-            signal.signal(number, signal.SIG_DFL)
-
-    try:
-        os.chdir(order["folder"])
-        rank = subprocess.Popen(
-            order["command"],
-            stdin=subprocess.DEVNULL,
-            env={
-                **os.environ,
-                **order["variables"],
-                GUARD_PATIENCE: str(GUARDS_SHARE * order["keep_alive"]),
-            },
-            preexec_fn=in_child,
-        )
-    except OSError as error:
-        return {"error": f"{error.filename}: {error.strerror}"}
-    ended = os.pidfd_open(rank.pid)
-    stopped_since: float | None = None
-    watched: list[Link | int] = [link, ended]
-    try:
-        while True:
-            ready, _, _ = select.select(watched, [], [], link.beat())
-            if ended in ready:
-                code = rank.wait()
-                return {"signal": -code} if code < 0 else {"exit": code}
-            for message in link.receive():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank.pid, message["signal"])
-            with contextlib.suppress(ChildProcessError):  # Linux's error for an ended rank
-                change_of = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
-                while change := os.waitid(os.P_PID, rank.pid, change_of):
-                    stopped_since = time.monotonic() if change.si_code == os.CLD_STOPPED else None
-            if stopped_since is not None and time.monotonic() - stopped_since > order["keep_alive"]:
-                rank.kill()
-    finally:
-        os.close(ended)
+def _as_rank() -> None:
+    """In a child just forked: end with the agent, and take signals again."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in PASSED_ON:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _kill_descendants() -> None:
@@ -232,12 +473,9 @@ def _kill_descendants() -> None:
 
     Dying processes may be left: the system is taking their memory back.
     """
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + _DYING_SECONDS
     while time.monotonic() < deadline:
-        alive = _descendants(os.getpid())
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        alive = _kill(pid for pids in _families().values() for pid in pids)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -248,8 +486,33 @@ def _kill_descendants() -> None:
         time.sleep(0.005)
 
 
-def _descendants(ancestor: int) -> set[int]:
-    """The pids of all processes under `ancestor` that are not dying."""
+def _kill(pids: Iterable[int]) -> bool:
+    """SIGKILL processes; return whether there were any."""
+    found = False
+    for pid in pids:
+        found = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def _left_of(rank: int) -> set[int]:
+    """The processes left by an ended rank: what has the rank's number in its variables.
+
+    A process without the variable is killed at the end of the agent.
+    """
+    mark = f"{RANK}={rank}".encode()
+    left: set[int] = set()
+    for child, family in _families().items():
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{child}/environ", "rb") as file:
+                if mark in file.read().split(b"\0"):
+                    left |= family
+    return left
+
+
+def _families() -> dict[int, set[int]]:
+    """The living processes under each child of this process, without dying processes."""
     children: dict[int, list[int]] = {}
     dying: set[int] = set()
     for entry in os.listdir("/proc"):
@@ -260,13 +523,15 @@ def _descendants(ancestor: int) -> set[int]:
                 children.setdefault(int(fields[1]), []).append(int(entry))
                 if int(fields[6]) & _PF_EXITING:
                     dying.add(int(entry))
-    found: set[int] = set()
-    left = [ancestor]
-    while left:
-        new = children.get(left.pop(), [])
-        found.update(new)
-        left += new
-    return found - dying
+    families = {}
+    for child in children.get(os.getpid(), []):
+        found, left = {child}, [child]
+        while left:
+            new = children.get(left.pop(), [])
+            found.update(new)
+            left += new
+        families[child] = found - dying
+    return families
 
 
 def _say(line: str) -> None:

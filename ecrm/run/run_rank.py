@@ -19,8 +19,9 @@ from ecrm.process.farewell import take_leave
 from ecrm.process.gpu import fault_in_words, say_fault
 from ecrm.process.guard import Guarded
 from ecrm.process.memory import keep_freed_memory
+from ecrm.process.neighbours import RANK
 from ecrm.process.orphaned import leave_no_memory
-from ecrm.process.preflight import say_once
+from ecrm.process.preflight import SIZE, say_once
 from ecrm.process.startup import THE_START
 from ecrm.process.stop_signals import StopSignals
 from ecrm.run.reading import launch_id
@@ -28,7 +29,7 @@ from ecrm.run.run_folder import RunFolder
 from ecrm.transport.base import Transport
 from ecrm.transport.links import LinkTransport
 from ecrm.transport.membership_socket import LINKS, Rendezvous
-from ecrm.transport.mpi import MpirunWord, MpiTransport
+from ecrm.transport.mpi import MpiTransport
 
 LAST_WORDS_SECONDS = 5.0
 """Time for which a rank ending by an error waits for the others before killing itself."""
@@ -82,14 +83,14 @@ def run_rank(
 
 
 def _transport() -> Transport:
-    """Links if the launch has a head, as over several hosts, else MPI.
+    """Links, without MPI, if the launch has a head, as over several hosts; else MPI.
 
     A process started by the rank does not get the rendezvous: the process is no rank of the run.
     """
     if (text := os.environ.pop(LINKS, None)) is None:
         return MpiTransport()
-    word = MpirunWord()
-    return LinkTransport(word.rank, word.ranks, Rendezvous.of_text(text), word.dead)
+    rank, ranks = int(os.environ[RANK]), int(os.environ[SIZE])
+    return LinkTransport(rank, ranks, Rendezvous.of_text(text))
 
 
 def _end_by(error: EcrmError, transport: Transport | None, run_dir: Path | None) -> int:

@@ -185,6 +185,9 @@ class HeadServer:
             if not self._refused:
                 self._refused = True
                 self._say(f"ecrm: {sender[0]} is no member of this run: refused (told once)")
+        elif message.get("is") == "died":  # of the process that watches the hosts
+            dead = message.get("dead")
+            self._head.died(self._clock(), {*dead} if isinstance(dead, list) else ())
         elif isinstance(message.get("rank"), int):
             self._where[message["rank"]] = sender
             self._head.hear(self._clock(), message)

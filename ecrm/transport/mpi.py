@@ -349,27 +349,6 @@ class Delivery:
         )
 
 
-class MpirunWord:
-    """What mpirun tells of the ranks of a run whose messages travel by links.
-
-    Starts MPI, and sends nothing by MPI. `rank` is this rank, `ranks` the number of all ranks.
-
-    Raises UsageError like `MpiTransport`.
-    """
-
-    def __init__(self) -> None:
-        self._mpi = _started()
-        self._world = self._mpi.COMM_WORLD
-        self.rank, self.ranks = self._world.Get_rank(), self._world.Get_size()
-
-    def dead(self) -> frozenset[int]:
-        """The ranks that have died, as far as mpirun has told."""
-        self._mpi.COMM_SELF.Iprobe()  # lets MPI read the news
-        failed = self._world.Get_failed()
-        places = failed.Translate_ranks(range(failed.Get_size()), self._world.Get_group())
-        return frozenset(places)
-
-
 def _started() -> Any:
     """MPI, started. Raises UsageError for an MPI that cannot survive a death."""
     import mpi4py  # inside, since importing this module must not start MPI

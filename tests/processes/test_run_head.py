@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -61,10 +60,9 @@ def test_a_head_that_says_nothing_is_waited_for_in_bounds(monkeypatch: pytest.Mo
 def test_processes_started_by_a_rank_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank takes the rendezvous out of its environment."""
     monkeypatch.setenv(LINKS, Rendezvous(bytes(16), b"secret", ("10.0.0.1", 7), 2.0).text())
-    monkeypatch.setattr(
-        run_rank, "MpirunWord", lambda: SimpleNamespace(rank=3, ranks=5, dead=frozenset)
-    )
-    monkeypatch.setattr(run_rank, "LinkTransport", lambda *words: words[:3])
+    monkeypatch.setenv("PMIX_RANK", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "5")
+    monkeypatch.setattr(run_rank, "LinkTransport", lambda *words: words)
     joined = (3, 5, Rendezvous(bytes(16), b"secret", ("10.0.0.1", 7), 2.0))
     assert run_rank._transport() == joined
     assert LINKS not in os.environ

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from ecrm.launch.remote_rank import DEFAULT_STARTER
+from ecrm.launch.remote_host import DEFAULT_STARTER
 from support.imitated_hosts import ImitatedHosts
 
 SECONDS = 20

@@ -12,9 +12,9 @@ import pytest
 from ecrm.base.errors import UsageError
 from ecrm.config import ClusterConfig, Config
 from ecrm.launch.hosts_file import Host, place, placement_in_words, read_hosts
-from ecrm.launch.mpirun_command import mpirun_line
 from ecrm.launch.network import Network, choose_network, local_networks
-from ecrm.launch.remote_rank import DEFAULT_STARTER, handed_on, starter_words
+from ecrm.launch.remote_host import DEFAULT_STARTER, handed_on, starter_words
+from ecrm.launch.remote_run import variables_of
 from ecrm.launch.several_hosts import RemoteHosts
 from support.commands import assert_one_line, dry_run
 
@@ -128,16 +128,12 @@ def test_words_that_reach_a_host():
 
 def test_variables_for_a_rank_elsewhere():
     environ = {
-        "PMIX_RANK": "1",
-        "OMPI_X": "a b",
-        "PRTE_Y": "",
         "OMP_NUM_THREADS": "2",
-        "ECRM_A": "1",
-        "SECRET": "s",
-        "PATH": "p",
+        "PYTHONHASHSEED": "7",
+        "ECRM_A": "a b",
     }
-    wanted = {name: value for name, value in environ.items() if name not in ("SECRET", "PATH")}
-    assert handed_on(environ, HOST) == {**wanted, "ECRM_HOST": "node1"}
+    others = {"SECRET": "s", "PATH": "p", "OMPI_X": "", "PMIX_RANK": "1"}
+    assert handed_on({**environ, **others}, HOST) == {**environ, "ECRM_HOST": "node1"}
 
 
 def network(name: str, address: str, subnet: str) -> Network:
@@ -189,25 +185,26 @@ def test_the_line_of_a_launch_over_hosts(tmp_path):
     path = written(tmp_path, "a slots=2 address=127.0.0.1\nb address=127.0.0.2\n")
     plan = RemoteHosts(path, starter="ssh {host} {command}", keep_alive=3).plan(config.world_size)
     assert plan.in_words() == ["a: ranks 0, 2", "b: rank 1"]
-    line = mpirun_line(
-        config,
-        plan.command(["ecrm"], Path("/runs/x")),
-        mpirun="mpirun",
-        cores=64,
-        root=False,
-        subnet=str(plan.network.subnet),
-    )
-    assert shlex.join(line) == (
-        "mpirun --with-ft ulfm --oversubscribe --bind-to none --mca coll "
-        "'^han,cuda,hcoll,portals4' --pmixmca gds hash "
-        "--prtemca ras '^slurm,pbs' --prtemca plm '^slurm' --pmixmca ptl_tcp_remote_connections 1 "
-        "--pmixmca ptl_tcp_if_include 127.0.0.0/8 --mca pml ob1 --mca btl tcp,self "
-        "--mca btl_tcp_if_include 127.0.0.0/8 -x OMP_NUM_THREADS=1 -x MKL_NUM_THREADS=1 -x "
-        "OPENBLAS_NUM_THREADS=1 -x PYTHONHASHSEED=0 -n 3 "
-        f"{sys.executable} -m ecrm.launch.remote_rank --hosts {path} --head 127.0.0.1 "
-        f"--keep-alive 3 "
+    assert shlex.join(plan.command(["ecrm"], Path("/runs/x"))) == (
+        f"{sys.executable} -m ecrm.launch.remote_run --hosts {path} --ranks 3 --head 127.0.0.1 "
+        "--keep-alive 3 "
         "--starter 'ssh {host} {command}' --begun /runs/x/ranks.json -- ecrm"
     )
+
+
+def test_ranks_of_other_hosts_get_the_variables_of_mpirun_and_no_mpi(tmp_path):
+    placed = place([Host("a", 2, "a"), Host("b", 1, "b")], 3, tmp_path)
+    assert variables_of(placed, placed[0], "job") == {
+        rank: {
+            "PMIX_NAMESPACE": "job",
+            "PMIX_RANK": str(rank),
+            "OMPI_COMM_WORLD_SIZE": "3",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
+            "OMPI_MCA_mpi_ft_enable": "1",
+        }
+        for local, rank in enumerate((0, 2))
+    }
 
 
 def test_wrong_options_are_one_line_and_exit_code_2(tmp_path, criteo_rows):
@@ -221,6 +218,10 @@ def test_wrong_options_are_one_line_and_exit_code_2(tmp_path, criteo_rows):
             "--keep-alive 0.1: type seconds from 0.5 to 3600",
         ),
         (["--hosts", str(path), "--keep-alive", "nan"], "--keep-alive nan: type seconds"),
+        (
+            ["--hosts", str(path), "--mpirun-args=--display-map"],
+            "--mpirun-args with --hosts: no mpirun runs; leave --mpirun-args out",
+        ),
         (["--hosts", str(path), "--starter", "ssh"], "names neither {host} nor {address}"),
         (["--hosts", str(path), "--set", "cluster.spares=2"], "room for 6 of the 7 ranks"),
     ):
