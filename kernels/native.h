@@ -30,6 +30,16 @@ struct FieldTables {
 };
 extern FieldTables field;
 
+// Whether all `rows` lie in 0..limit-1.
+ECRM_INLINE bool all_below(const int64_t* rows, int64_t n, int64_t limit) {
+  uint64_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t row = static_cast<uint64_t>(rows[i]);
+    largest = row > largest ? row : largest;
+  }
+  return n == 0 || largest < static_cast<uint64_t>(limit);
+}
+
 // Prefetches a scattered row, to write the row soon (kWritten) or only to read. Takes four cache
 // lines at a time without a branch: in short loops, wrongly guessed branches cost more than the
 // work. Of a long row only the beginning is fetched; the hardware fetches the rest by itself. A

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from ecrm.kernels.bag_sum import RowPieces, bag_sum
@@ -12,8 +13,9 @@ from ecrm.kernels.segment_sum import segment_sum
 from ecrm.kernels.unit_order import unique_with_uses
 from ecrm.placement.assignment import initial_view
 from ecrm.placement.stripes import RowLayout, StripeShape
-from ecrm.protection.routing import SlotRequests
+from ecrm.protection.routing import ROWS, SlotRequests, StepReplies
 from ecrm.transport import wire
+from ecrm.transport.inbox import Inbox, Packed
 from lib.kernel_case import Case, Contender, zeros
 
 DIM = 16
@@ -23,7 +25,7 @@ def messages_cases(ranks: int, wanted: int) -> list[Case]:
     """The messages of a slot's rows to as many ranks as there are shards.
 
     The first case has the rows alone: packed rank by rank, and placed again. The second case is a
-    slot's whole work: split, requests, gradients, messages packed, rows collected.
+    slot's whole work: split, requests, gradients, messages packed, replies read, rows collected.
     """
     shape, generator = StripeShape(ranks, 10, 4), torch.Generator().manual_seed(10)
     view, layout = initial_view("colocated", shape, ranks, 0, ranks, 5), RowLayout(shape, 10**7)
@@ -52,18 +54,26 @@ def messages_cases(ranks: int, wanted: int) -> list[Case]:
     theirs()
     if not (torch.equal(*collected) and torch.equal(collected[0], gradients)):
         raise SystemExit("pieces and torch disagree")
-    replies = {rank: [((0, 0, rank, 0), cut.flatten())] for rank, cut in enumerate(cuts)}
-    came = {view.shards[rank]: parts for rank, (parts,) in replies.items() if counts[rank]}
+    came = [
+        wire.pack([(ROWS, 0, shard, 0), cut.flatten()]).copy() for shard, cut in enumerate(cuts)
+    ]
+    place_of, reads = np.arange(ranks), np.zeros(ranks, np.bool_)
 
     def whole() -> None:
         slot = SlotRequests.of({0: [rows]}, [layout], [DIM], view)
         outgoing = slot.gradients({0: [gradients]})
-        for rank, requests in slot.requests().items():
-            outgoing.setdefault(rank, []).extend(requests)
-        lists = list(outgoing.values())
-        wire.pack_all(lists, [()] * len(lists), [wire.NOTHING_SHARED] * len(lists))
-        collected[0] = slot.collect(came)[0][0].copied()
+        outgoing.include(slot.requests())
+        spreads = [
+            wire.Addressed(spread, place_of[spread.ranks], None, reads)
+            for spread in outgoing.spreads
+        ]
+        wire.pack_all([()] * ranks, [()] * ranks, [wire.NOTHING_SHARED] * ranks, spreads=spreads)
+        inbox = Inbox(Packed(list(range(ranks)), came, [[]] * ranks, lambda rank: None))
+        collected[0] = slot.collect(StepReplies.of(inbox).replies)[0][0].copied()
 
+    whole()
+    if not torch.equal(collected[0], gradients):
+        raise SystemExit("the rows of a slot did not come back")
     counted = len(rows) * 2 * (8 + 8 * DIM)
     contenders = [Contender("pieces", ours, counted), Contender("torch", theirs, counted)]
     name = f"a slot's rows in messages to {ranks} ranks"

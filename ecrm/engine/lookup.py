@@ -25,6 +25,7 @@ from ecrm.protection.routing import (
 )
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.message import Part, Received
+from ecrm.transport.outbox import Outbox, to_all
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Lookup:
         self.shard_side = ShardRequests({}, {}, frozenset(), context.hosted)
         self.repair: RepairRound | None = None
         self.repair_goes_with_results = False
-        self._came: dict[int, list[Received]] = {}
+        self._came: Mapping[int, list[Received]] = {}
 
     @classmethod
     def of(
@@ -105,18 +106,18 @@ class Lookup:
             lookup.repair = context.protection.foresee_repair(soon, context.view)
         return lookup
 
-    def requests(self) -> dict[int, list[Part]]:
+    def requests(self) -> Outbox:
         """The requests of this rank's slots to shards, and `soon` rows to rebuilding shards."""
         outgoing = self.slot_side.requests()
-        for parts in outgoing.values():
-            for slot, digest in self._marks.items():
-                parts.extend(((MARK, slot, digest), torch.empty(0)))
+        outgoing.spreads += [
+            to_all(outgoing.ranks, (MARK, slot, digest)) for slot, digest in self._marks.items()
+        ]
         for rank, tensors in (
             soon_requests(self._soon, self._context.layouts, self._context.view).items()
             if self._soon is not None
             else ()
         ):
-            outgoing.setdefault(rank, []).extend(tensors)
+            outgoing.add(rank, *tensors)
         return outgoing
 
     def receive_requests(self, requests: Mapping[int, Sequence[Received]]) -> None:

@@ -12,7 +12,7 @@ from ecrm.engine.dense import SlicedSum
 from ecrm.engine.lookup import Lookup
 from ecrm.placement.view import View
 from ecrm.protection.routing import DENSE, ENDS, NOTE, OVER, SLOT_STATE, STOP, TROUBLE
-from ecrm.transport.message import Part
+from ecrm.transport.outbox import Outbox
 
 Rows = Mapping[int, Sequence[Tensor]]
 """Row numbers by slot and row space, int64 [U], unique."""
@@ -59,7 +59,7 @@ class StepInput:
 
     def messages(
         self, view: View, lookup: Lookup, ahead: Lookup | None, stops: bool, ends_at: int
-    ) -> dict[int, list[Part]]:
+    ) -> Outbox:
         """The messages of this rank's slots in a step's first exchange.
 
         Row gradients go to shards; slices, notes and states to dense holders; requests of the next
@@ -70,14 +70,14 @@ class StepInput:
         outgoing = lookup.slot_side.gradients(self.row_gradients, self.sit_out)
         for slot, contribution in sorted(self.contributions.items()):
             for holder, part in holders.slices(contribution).items():
-                outgoing.setdefault(holder, []).extend(((DENSE, slot), part))
+                outgoing.add(holder, (DENSE, slot), part)
                 # notes and states are not summed: every holder needs the whole tensor
                 if slot in self.notes:
-                    outgoing[holder].extend(((NOTE, slot), self.notes[slot]))
+                    outgoing.add(holder, (NOTE, slot), self.notes[slot])
                 if slot in self.slot_state:
-                    outgoing[holder].extend(((SLOT_STATE, slot), self.slot_state[slot]))
-        for rank, requests in ahead.requests().items() if ahead is not None else ():
-            outgoing.setdefault(rank, []).extend(requests)
+                    outgoing.add(holder, (SLOT_STATE, slot), self.slot_state[slot])
+        if ahead is not None:
+            outgoing.include(ahead.requests())
         # all ranks must decide alike on a stop, an end and troubles: tell every live rank
         told: list[tuple[tuple[int, ...], Tensor]] = [((STOP,), torch.empty(0))] if stops else []
         told += [((OVER, slot), torch.empty(0)) for slot in self.over]
@@ -88,5 +88,5 @@ class StepInput:
             told.append(((TROUBLE, slot), words))
         for rank in view.live if told else ():
             for head, tensor in told:
-                outgoing.setdefault(rank, []).extend((head, tensor))
+                outgoing.add(rank, head, tensor)
         return outgoing

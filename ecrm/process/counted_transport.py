@@ -16,11 +16,11 @@ class CountedTransport(WrappedTransport):
         super().__init__(inner)
         self._calls = calls
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> Mapping[int, list[Received]]:
         with self._calls.call():
             return self.inner.exchange(outgoing)
 
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
+    def share(self, tensors: Sequence[Part]) -> Mapping[int, list[Received]]:
         with self._calls.call():
             return self.inner.share(tensors)
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ecrm.device.copies import on_device, on_host
 from ecrm.kernels.bag_sum import RowPieces
-from ecrm.kernels.pieces import Piece
+from ecrm.kernels.pieces import Piece, PieceTable
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.protection.stand_in import StandIn
 from ecrm.storage.hosted import HostedShard, ShardSpace
+from ecrm.transport.inbox import Groups, Inbox
 from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, matrix_on
+from ecrm.transport.outbox import Outbox, Spread
 
 # Kinds of groups: the first word of a group's head, if several kinds travel together.
 (
@@ -55,15 +59,59 @@ class FoundRows(RowPieces):
         return self.copy_into(self.memory(self.rows, self.dimension))
 
 
-Parts = dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]]
-"""By slot and space, for every shard: shard number, places among the rows asked for, local rows."""
+@dataclass(frozen=True)
+class Split:
+    """Rows asked for by a slot, by shard.
+
+    Legend: S shards with rows, R rows.
+
+    Args:
+        shards: int64 [S], ascending.
+        counts: The rows of each shard, int64 [S].
+        places: Shard by shard, the places among the rows asked for, int64 [R].
+        local: Shard by shard, the local rows, int64 [R].
+    """
+
+    shards: np.ndarray
+    counts: np.ndarray
+    places: Tensor
+    local: Tensor
+
+    @classmethod
+    def of(cls, layout: RowLayout, wanted: Tensor) -> Split:
+        """`wanted`, int64 [R], by shard."""
+        of_shards, places, local = layout.split(wanted)
+        counts = np.array(of_shards, np.int64)
+        shards = counts.nonzero()[0]
+        return cls(shards, counts[shards], places, local)
+
+    def parts(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """The shard, the places and the local rows of every shard."""
+        counts = self.counts.tolist()
+        return zip(
+            self.shards.tolist(), self.places.split(counts), self.local.split(counts), strict=True
+        )
+
+    def among(self, shards: Collection[int], there: bool = True) -> Split:
+        """The part of some shards, or without `there` the part of all others."""
+        chosen = np.isin(self.shards, list(shards)) == there
+        if chosen.all():
+            return self
+        rows = torch.from_numpy(np.repeat(chosen, self.counts))
+        return Split(self.shards[chosen], self.counts[chosen], self.places[rows], self.local[rows])
+
+    def spread(
+        self, kind: int, slot: int, space: int, hosts: np.ndarray, payload: Tensor | Picked
+    ) -> Spread:
+        """Groups headed (kind, slot, shard, space), to the host of each shard."""
+        heads = np.empty((len(self.shards), 4), np.int64)
+        heads[:, 0], heads[:, 1], heads[:, 2], heads[:, 3] = kind, slot, self.shards, space
+        counts = self.counts if payload.numel() else np.zeros_like(self.counts)
+        return Spread(hosts[self.shards], heads, counts, payload)
 
 
-def _split(layout: RowLayout, wanted: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-    """(shard, places in `wanted`, local rows) of every shard with some of `wanted`."""
-    counts, places, local = layout.split(wanted)
-    split = zip(places.split(counts), local.split(counts), strict=True)
-    return [(shard, place, rows) for shard, (place, rows) in enumerate(split) if counts[shard]]
+Splits = dict[tuple[int, int], Split]
+"""By slot and space."""
 
 
 class SlotRequests:
@@ -78,8 +126,8 @@ class SlotRequests:
         self,
         rows: dict[int, list[Tensor]],
         widths: Sequence[int],
-        parts: Parts,
-        away: Parts,
+        parts: Splits,
+        away: Splits,
         view: View,
         stand_in: StandIn | None,
         computed: Collection[int],
@@ -100,36 +148,34 @@ class SlotRequests:
         """The requests for `rows[slot][space]`, unique row numbers, int64 [U]; U may be 0."""
         shards_away = frozenset() if stand_in is None else stand_in.away
         in_order = {slot: list(spaces) for slot, spaces in sorted(rows.items())}
-        parts: Parts = {}
-        away: Parts = {}
+        parts: Splits = {}
+        away: Splits = {}
         for slot, spaces in in_order.items():
             for space, wanted in enumerate(spaces):
-                split = _split(layouts[space], wanted)
-                parts[slot, space] = [part for part in split if part[0] not in shards_away]
-                away[slot, space] = [part for part in split if part[0] in shards_away]
+                split = Split.of(layouts[space], wanted)
+                parts[slot, space] = split.among(shards_away, there=False)
+                away[slot, space] = split.among(shards_away)
         return cls(in_order, widths, parts, away, view, stand_in, computed)
 
-    def requests(self) -> dict[int, list[Part]]:
+    def requests(self) -> Outbox:
         """Message per shard host: (kind, slot, shard, space), local rows.
 
         The kind is ROWS, or COMPUTED for slots without need of values.
         """
-        outgoing: dict[int, list[Part]] = {}
-        for (slot, space), parts in self._parts.items():
-            kind = COMPUTED if slot in self._computed else ROWS
-            for shard, _, local in parts:
-                outgoing.setdefault(self._view.shards[shard], []).extend(
-                    ((kind, slot, shard, space), local)
-                )
-        return outgoing
+        hosts = np.array(self._view.shards, np.int64)
+        return Outbox(
+            split.spread(
+                COMPUTED if slot in self._computed else ROWS, slot, space, hosts, split.local
+            )
+            for (slot, space), split in self._parts.items()
+        )
 
     def of_shards(self, shards: Collection[int]) -> list[Received]:
         """The requests of slots with results to some shards, as in `requests`."""
         asked: list[Received] = []
-        for (slot, space), parts in self._parts.items():
-            for shard, _, local in parts:
-                if shard in shards:
-                    asked += ((COMPUTED, slot, shard, space), local)
+        for (slot, space), split in self._parts.items():
+            for shard, _, local in split.among(shards).parts():
+                asked += ((COMPUTED, slot, shard, space), local)
         return asked
 
     def again(self, view: View) -> SlotRequests:
@@ -141,7 +187,32 @@ class SlotRequests:
 
     def local(self, slot: int, shard: int, space: int) -> Tensor:
         """The local rows asked of a shard by a slot, in the order asked, int64."""
-        return next(local for number, _, local in self._parts[slot, space] if number == shard)
+        ((_, _, local),) = self._parts[slot, space].among((shard,)).parts()
+        return local
+
+    def _table(
+        self, split: Split, slot: int, space: int, came: Mapping[int, Sequence[Received]]
+    ) -> PieceTable | None:
+        """The pieces of a slot's rows, if `came` tells without objects where all of them lie."""
+        if not isinstance(came, Groups):
+            return None
+        keys, width = came.words, self._widths[space]
+        chosen = ((keys[:, 1] == slot) & (keys[:, 3] == space)).nonzero()[0]
+        of_shard = np.full(len(self._view.shards), -1)
+        of_shard[keys[chosen, 2]] = chosen
+        at = of_shard[split.shards]
+        rows = came.rows(at, split.counts) if (at >= 0).all() else None
+        if rows is None:
+            return None
+        if (rows.widths != width).any():
+            _refuse_width(int(rows.widths[rows.widths != width][0]), torch.float32, width)
+        numbers = np.zeros((len(at), 7), np.int64)
+        numbers[:, 0], numbers[:, 1], numbers[:, 2] = rows.sources, rows.heights, 4 * width
+        numbers[:, 4] = rows.picked
+        ahead = split.counts.cumsum() - split.counts
+        numbers[:, 5] = split.places.data_ptr() + split.places.element_size() * ahead
+        numbers[:, 6] = split.counts
+        return PieceTable(numbers, (split.places, rows.kept))
 
     @staticmethod
     def found(
@@ -163,54 +234,58 @@ class SlotRequests:
         `remember`, a stand-in remembers the rows received, and counts the rows given in place of a
         shard.
         """
-        found = self.found(*replies)
+        found: dict[tuple[int, int, int], Tensor | Picked] | None = None
+        came = [some for some in replies if some]
         result: dict[int, list[FoundRows]] = {
             slot: [] for slot in self._rows if slot not in self._computed
         }
-        for (slot, space), parts in self._parts.items():
+        for (slot, space), split in self._parts.items():
             if slot not in result:
                 continue
-            wanted = self._rows[slot][space]
+            wanted, width = self._rows[slot][space], self._widths[space]
+            if len(came) == 1 and self._stand_in is None:
+                table = self._table(split, slot, space, came[0])
+                if table is not None:
+                    result[slot].append(FoundRows(wanted.numel(), width, table, memory))
+                    continue
+            found = self.found(*came) if found is None else found
             pieces = [
                 (place, *matrix(found[slot, shard, space], place.numel()))
-                for shard, place, _ in parts
+                for shard, place, _ in split.parts()
             ]
             if self._stand_in is not None:
                 for place, piece, picked in pieces if remember else ():
                     self._stand_in.saw(space, wanted[place], piece, picked)
                 given = (
                     (place, self._stand_in.values(shard, space, wanted[place], count=remember))
-                    for shard, place, _ in self._away[slot, space]
+                    for shard, place, _ in self._away[slot, space].parts()
                 )
                 pieces += [(place, values, None) for place, values in given]
-            width = self._widths[space]
             for _, piece, _ in pieces:
                 if piece.shape[1] != width or piece.dtype != torch.float32:
-                    raise ValueError(
-                        f"rows of {piece.shape[1]} {piece.dtype} came for rows of "
-                        f"{width} {torch.float32}"
-                    )
+                    _refuse_width(piece.shape[1], piece.dtype, width)
             of_pieces = [Piece(rows, 0, picked, place) for place, rows, picked in pieces]
             result[slot].append(FoundRows(wanted.numel(), width, of_pieces, memory))
         return result
 
     def gradients(
         self, gradients: Mapping[int, Sequence[Tensor]], sit_out: Collection[int] = ()
-    ) -> dict[int, list[Part]]:
+    ) -> Outbox:
         """Message per shard host: (GRADIENTS, slot, shard, space), gradients in requested order.
 
         Slots in `sit_out` send empty gradients.
         """
-        outgoing: dict[int, list[Part]] = {}
-        for (slot, space), parts in self._parts.items():
-            for shard, place, _ in parts:
-                part: Part = Picked(gradients[slot][space], place)
-                if slot in sit_out:
-                    part = torch.empty(0)
-                outgoing.setdefault(self._view.shards[shard], []).extend(
-                    ((GRADIENTS, slot, shard, space), part)
-                )
-        return outgoing
+        hosts = np.array(self._view.shards, np.int64)
+        return Outbox(
+            split.spread(
+                GRADIENTS,
+                slot,
+                space,
+                hosts,
+                torch.empty(0) if slot in sit_out else Picked(gradients[slot][space], split.places),
+            )
+            for (slot, space), split in self._parts.items()
+        )
 
     def keep(
         self,
@@ -229,12 +304,16 @@ class SlotRequests:
                 shard: [] for shard in self._stand_in.away
             }
             for space in range(len(self._rows[slot])):
-                for shard, place, local in self._away[slot, space]:
+                for shard, place, local in self._away[slot, space].parts():
                     parts[shard].append(
                         (space, local, gradients[slot][space].index_select(0, place))
                     )
             for shard, of_shard in parts.items():
                 self._stand_in.keep(shard, step, slot, of_shard)
+
+
+def _refuse_width(came: int, dtype: torch.dtype, width: int) -> NoReturn:
+    raise ValueError(f"rows of {came} {dtype} came for rows of {width} {torch.float32}")
 
 
 @dataclass(frozen=True)
@@ -508,20 +587,27 @@ class StepReplies:
     `repairs`, {rank: requests of the round of repair}.
     """
 
-    replies: dict[int, list[Received]]
+    replies: Mapping[int, list[Received]]
     dense: dict[int, Tensor]
     repairs: dict[int, list[Received]]
 
     @classmethod
     def of(cls, arrived: Mapping[int, Sequence[Received]]) -> StepReplies:
-        found = cls({}, {}, {})
+        if isinstance(arrived, Inbox):
+            groups = arrived.groups()
+            kinds = groups.words[:, 0]
+            others = cls.of(dict(groups.among((kinds == DENSE) | (kinds == REPAIR))))
+            rows = groups.among((kinds != DENSE) & (kinds != REPAIR))
+            return cls(rows, others.dense, others.repairs)
+        replies: dict[int, list[Received]] = {}
+        found = cls(replies, {}, {})
         for rank, tensors in arrived.items():
             for head, payload in in_groups(tensors, 2):
                 kind = head[0]
                 if kind == DENSE:
                     found.dense[rank] = payload
                 else:
-                    (found.repairs if kind == REPAIR else found.replies).setdefault(
-                        rank, []
-                    ).extend((head, payload))
+                    (found.repairs if kind == REPAIR else replies).setdefault(rank, []).extend(
+                        (head, payload)
+                    )
         return found

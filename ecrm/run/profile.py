@@ -103,11 +103,11 @@ class ProfiledTransport(WrappedTransport):
         super().__init__(inner)
         self._profile = profile
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> Mapping[int, list[Received]]:
         with self._timed("exchange"):
             return self.inner.exchange(outgoing)
 
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
+    def share(self, tensors: Sequence[Part]) -> Mapping[int, list[Received]]:
         with self._timed("share"):
             return self.inner.share(tensors)
 

@@ -142,7 +142,7 @@ class Transport(ABC):
         return lazy_zeros(*shape, dtype=dtype)
 
     @abstractmethod
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> Mapping[int, list[Received]]:
         """Send a list of tensors and heads to some ranks; return the lists sent to this rank.
 
         `outgoing` maps live ranks, this rank allowed, to parts: contiguous CPU tensors of any dtype
@@ -158,7 +158,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
+    def share(self, tensors: Sequence[Part]) -> Mapping[int, list[Received]]:
         """Give every live rank this rank's tensors and heads.
 
         Returns all ranks' lists as `exchange` does, this rank's included.
@@ -271,10 +271,10 @@ class WrappedTransport(Transport):
     def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
         return self.inner.allocate_shared(*shape, dtype=dtype)
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> Mapping[int, list[Received]]:
         return self.inner.exchange(outgoing)
 
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
+    def share(self, tensors: Sequence[Part]) -> Mapping[int, list[Received]]:
         return self.inner.share(tensors)
 
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:

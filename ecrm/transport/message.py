@@ -36,6 +36,11 @@ class Picked:
     def element_size(self) -> int:
         return self.source.element_size()
 
+    def row_bytes(self) -> int:
+        """Bytes of a row; 0 for a source without rows."""
+        height = self.source.shape[0]
+        return self.source.nbytes // height if height else 0
+
     def gathered(self, out: Tensor | None = None) -> Tensor:
         """Return the rows, [n, ...], written to `out` of the same shape if given."""
         return torch.index_select(self.source, 0, self.rows, out=out)

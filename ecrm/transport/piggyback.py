@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 
 from ecrm.transport.base import Transport
+from ecrm.transport.inbox import Inbox
 from ecrm.transport.message import Part, Received
 
 Outgoing = Mapping[int, Sequence[Part]]
 """Messages of this rank, by receiver."""
-Incoming = dict[int, list[Received]]
+Incoming = Mapping[int, list[Received]]
 """Messages received by this rank, by sender."""
 Rounds = Generator[Outgoing, Incoming, None]
 """Yields the outgoing messages of an exchange; is sent the received messages.
@@ -32,9 +33,13 @@ def exchange(
     for rank in sorted({*attached, *outgoing}):
         with_it = attached.get(rank, ())
         both[rank] = [(len(with_it),), *with_it, *outgoing.get(rank, ())]
-    received: Incoming = {}
-    collected: Incoming = {}
-    for rank, (head, *tensors) in transport.exchange(both).items():
+    came = transport.exchange(both)
+    if isinstance(came, Inbox):
+        collected_here, received_here = came.divided()
+        return received_here, collected_here
+    received: dict[int, list[Received]] = {}
+    collected: dict[int, list[Received]] = {}
+    for rank, (head, *tensors) in came.items():
         assert isinstance(head, tuple)
         (count,) = head
         if count:

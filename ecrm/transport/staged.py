@@ -46,13 +46,13 @@ class StagedTransport(WrappedTransport):
             weakref.finalize(memory, self._twins.pop, address, None).atexit = False
         return memory
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> Mapping[int, list[Received]]:
         ranks = list(outgoing)
         sent = self._on_host([part for parts in outgoing.values() for part in parts])
         parts = iter(sent)
         return self.inner.exchange({rank: [next(parts) for _ in outgoing[rank]] for rank in ranks})
 
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
+    def share(self, tensors: Sequence[Part]) -> Mapping[int, list[Received]]:
         return self.inner.share(self._on_host(tensors))
 
     def shrink(self) -> None:

@@ -21,12 +21,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
-from ecrm.kernels.pieces import Piece, copy_pieces
+from ecrm.kernels.messages import write_messages
+from ecrm.kernels.messages.codes import APART, HEAD, PART_NUMBERS, PICKED, SHARED
 from ecrm.transport.message import Part, Picked, Received
+from ecrm.transport.outbox import Spread
 
 WORD_BYTES = 8
 
@@ -50,10 +54,6 @@ DTYPES = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
-HEAD = -1
-APART = 1 << 16
-SHARED = 1 << 17
-PICKED = 1 << 18
 WORDS_OF_PICKED = 3
 APART_BYTES = 1 << 17
 """From this size on a tensor travels apart.
@@ -179,84 +179,155 @@ def packed_bytes(
     return total
 
 
+@dataclass(frozen=True)
+class Addressed:
+    """A spread for some messages of a call.
+
+    Legend: G groups.
+
+    Args:
+        spread: The groups.
+        messages: The place of each group's message among the lists of the call, int64 [G]; below 0
+            for a group that is not of the call.
+        offset: Where the picked rows' matrix lies in memory readable by some receivers, or `None`.
+        readable: Whether a group's receiver reads that memory, bool [G].
+    """
+
+    spread: Spread
+    messages: np.ndarray
+    offset: int | None
+    readable: np.ndarray
+
+    @cached_property
+    def shared(self) -> np.ndarray:
+        """Whether a group travels as places in shared memory, bool [G], as `worth_sharing` says."""
+        return self.spared >= SHARED_BYTES
+
+    @cached_property
+    def spared(self) -> np.ndarray:
+        """The bytes saved in each message by shared memory, int64 [G]; below 0: not readable."""
+        payload, counts = self.spread.payload, self.spread.counts
+        if self.offset is None or not isinstance(payload, Picked):
+            return np.full(len(counts), -1)
+        size = -(-counts * payload.row_bytes() // WORD_BYTES) * WORD_BYTES
+        here = self.readable & (self.messages >= 0)
+        return np.where(here, size - WORD_BYTES * (WORDS_OF_PICKED + counts), -1)
+
+
 def pack_all(
     lists: Sequence[Sequence[Part]],
     apart: Sequence[Collection[int]],
     shared: Sequence[Mapping[int, int]],
     memory: Callable[[int], np.ndarray] = _new_bytes,
+    spreads: Sequence[Addressed] = (),
 ) -> list[np.ndarray]:
     """Return each list of parts packed, uint8, all in one piece of `memory`, 8-byte aligned.
 
-    Tensors at the places `apart` and in `shared` are left out. `shared` gives, by list and place,
-    the offset of a tensor, or of the matrix of picked rows, in memory readable by the receiver.
-    Raises like `check`, before asking for memory.
+    The groups of `spreads` come first in a message. Tensors at the places `apart` and in `shared`
+    are left out. `shared` gives, by list and place, the offset of a tensor, or of the matrix of
+    picked rows, in memory readable by the receiver. Raises like `check`, before asking for memory.
     """
-    words: list[int] = []
-    counts: list[int] = []
-    starts: list[int] = []
-    pads: list[int] = []
-    pieces: list[Piece] = []
-    ends: list[int] = []
     sound: set[int] = set()
-    end = 0
-    for parts, places, there in zip(lists, apart, shared, strict=True):
+    table, words = list[tuple[int, ...]](), list[int]()
+    counts = np.zeros(len(lists), np.int64)
+    for number, parts in enumerate(lists):
         if parts:
             check(parts, sound)
-            starts.append(end // WORD_BYTES)
-            header, heads, payload = _described(parts, places, there)
-            counts.append(len(header) + len(heads))
-            words += header
-            words += heads
-            end += WORD_BYTES * counts[-1]
-            for tensor, picked, size in payload:
-                pieces.append(Piece(tensor, end, picked))
-                end += padded(size)
-                if size % WORD_BYTES:
-                    pads.append(end // WORD_BYTES - 1)
-        ends.append(end)
-    buffer = memory(end)
-    packed = [buffer[first:last] for first, last in zip([0, *ends], ends)]
-    if not words:
-        return packed
-    # places of all words: those of a list follow each other; then the words with zeros at their end
-    ahead = np.cumsum([0, *counts[:-1]])
-    to = np.arange(len(words)) + np.repeat(np.array(starts) - ahead, counts)
-    numbers = np.concatenate([np.array(words, np.int64), np.zeros(len(pads), np.int64)])
-    to = np.concatenate([to, np.array(pads, np.int64)])
-    first = Piece(torch.from_numpy(numbers), 0, None, torch.from_numpy(to))
-    copy_pieces(torch.from_numpy(buffer), [first, *pieces])
-    return packed
+            _describe(parts, apart[number], shared[number], table, words)
+            counts[number] = len(parts)
+    # numbers of more than 64 bits raise OverflowError
+    numbers = np.array(words, np.int64)
+    rows = np.array(table, np.int64).reshape(-1, PART_NUMBERS)
+    rows[:, 2] = numbers.ctypes.data + WORD_BYTES * rows[:, 2]
+    if spreads:
+        kept = [_rows_of(addressed, sound) for addressed in spreads]
+        of = [addressed.messages.repeat(2) for addressed in spreads]
+        messages = np.concatenate([*of, np.arange(len(lists)).repeat(counts)])
+        order = np.argsort(messages, kind="stable")[np.count_nonzero(messages < 0) :]
+        rows = np.concatenate([*(found for found, _ in kept), rows])[order]
+        counts = np.bincount(messages[order], minlength=len(lists))
+    starts = np.concatenate([[0], counts.cumsum()])
+    buffer, ends = write_messages(rows, starts, memory)
+    last = ends.tolist()
+    return [buffer[begin:end] for begin, end in zip([0, *last], last)]
 
 
-def _described(
-    parts: Sequence[Part], apart: Collection[int], shared: Mapping[int, int]
-) -> tuple[list[int], list[int], list[tuple[torch.Tensor, torch.Tensor | None, int]]]:
-    """The first words of a list, the words of its heads, and the tensors in the run.
+def _describe(
+    parts: Sequence[Part],
+    apart: Collection[int],
+    shared: Mapping[int, int],
+    table: list[tuple[int, ...]],
+    words: list[int],
+) -> None:
+    """Append the parts of a message to `table`, and their words among the heads to `words`.
 
-    A tensor in the run comes with its picked rows, if any, and its bytes.
+    As in `write_messages`, with the place in `words` for the address of words.
     """
-    words, heads = [len(parts)], list[int]()
-    payload: list[tuple[torch.Tensor, torch.Tensor | None, int]] = []
     for place, part in enumerate(parts):
+        at = len(words)
         if isinstance(part, tuple):
-            words += (HEAD, len(part))
-            heads += part
+            words += part
+            table.append((HEAD, len(part), at, len(part), 0, 0, 0, 0, 0))
             continue
-        picked = part.rows if isinstance(part, Picked) else None
+        rows = part.rows if isinstance(part, Picked) else None
         tensor = part.source if isinstance(part, Picked) else part
         code, elements = CODE_OF_DTYPE[tensor.dtype], part.numel()
-        if place not in shared:
-            words += (code + (APART if place in apart else 0), elements)
-            if elements and place not in apart:
-                payload.append((tensor, picked, elements * tensor.element_size()))
-        elif picked is None:
-            words += (code + SHARED, elements)
-            heads.append(shared[place])
+        if place in shared and rows is None:
+            words.append(shared[place])
+            table.append((code + SHARED, elements, at, 1, 0, 0, 0, 0, 0))
+        elif place in shared and rows is not None:
+            words += (shared[place], tensor[:1].numel(), rows.numel())
+            here = rows.data_ptr(), 1, rows.nbytes, 0, 1
+            table.append((code + PICKED, tensor.numel(), at, WORDS_OF_PICKED, *here))
+        elif place in apart:
+            table.append((code + APART, elements, at, 0, 0, 0, 0, 0, 0))
+        elif not elements:
+            table.append((code, 0, at, 0, 0, 0, 0, 0, 0))
+        elif isinstance(part, Picked):
+            of_source = tensor.data_ptr(), tensor.shape[0], part.row_bytes()
+            of_rows = part.rows.data_ptr(), part.rows.numel()
+            table.append((code, elements, at, 0, *of_source, *of_rows))
         else:
-            words += (code + PICKED, tensor.numel())
-            heads += (shared[place], tensor[:1].numel(), picked.numel())
-            payload.append((picked, None, picked.nbytes))
-    return words, heads, payload
+            table.append((code, elements, at, 0, tensor.data_ptr(), 1, tensor.nbytes, 0, 1))
+
+
+def _rows_of(addressed: Addressed, sound: set[int]) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """The parts of all groups of a spread, as in `write_messages`, and memory to keep for these.
+
+    Raises like `check`.
+    """
+    spread, shared = addressed.spread, addressed.shared
+    counts, heads = spread.counts, np.ascontiguousarray(spread.heads, np.int64)
+    check([spread.payload], sound)
+    payload = spread.payload
+    source = payload.source if isinstance(payload, Picked) else payload
+    rows = payload.rows if isinstance(payload, Picked) else payload
+    ahead = counts.cumsum() - counts  # elements or picked rows of the groups before
+    table = np.zeros((len(counts), 2, PART_NUMBERS), np.int64)
+    head, tensor = table[:, 0], table[:, 1]
+    words = heads.shape[1]
+    head[:, 0], head[:, 1], head[:, 3] = HEAD, words, words
+    head[:, 2] = heads.ctypes.data + WORD_BYTES * words * np.arange(len(counts))
+    tensor[:, 0] = CODE_OF_DTYPE[source.dtype]
+    here = rows.data_ptr() + rows.element_size() * ahead
+    if not isinstance(payload, Picked):
+        tensor[:, 1] = tensor[:, 8] = tensor[:, 5] = counts
+        tensor[:, 4], tensor[:, 6] = here, source.element_size()
+        return table.reshape(-1, PART_NUMBERS), (heads,)
+    width = payload.row_bytes()
+    tensor[:, 1] = counts * (width // source.element_size())
+    tensor[:, 4], tensor[:, 5], tensor[:, 6] = source.data_ptr(), source.shape[0], width
+    tensor[:, 7], tensor[:, 8] = here, counts
+    places = np.empty((int(shared.sum()), WORDS_OF_PICKED), np.int64)
+    if addressed.offset is not None:
+        places[:, 0], places[:, 1] = addressed.offset, width // source.element_size()
+        places[:, 2] = counts[shared]
+        of_words = places.ctypes.data + WORD_BYTES * WORDS_OF_PICKED * np.arange(len(places))
+        tensor[shared, 0] += PICKED
+        tensor[shared, 1], tensor[shared, 3] = source.numel(), WORDS_OF_PICKED
+        tensor[shared, 2], tensor[shared, 4], tensor[shared, 7] = of_words, here[shared], 0
+        tensor[shared, 5], tensor[shared, 6] = counts[shared], WORD_BYTES
+    return table.reshape(-1, PART_NUMBERS), (heads, places)
 
 
 def pack(

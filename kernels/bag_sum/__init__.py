@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ecrm.kernels import check, dispatch, native
-from ecrm.kernels.pieces import Piece, copy_pieces, piece_addresses
+from ecrm.kernels.pieces import Piece, Pieces, copy_pieces, piece_addresses
 
 __all__ = ["RowPieces", "bag_sum"]
 
@@ -27,7 +26,7 @@ class RowPieces:
 
     rows: int
     dimension: int
-    pieces: Sequence[Piece]
+    pieces: Pieces
 
     def copy_into(self, out: torch.Tensor) -> torch.Tensor:
         """Copy the rows into `out`, float32 [rows, dimension], contiguous; returns `out`."""

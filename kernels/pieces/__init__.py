@@ -1,8 +1,10 @@
-"""Copy many pieces of memory in one call, to pack messages to all ranks or to collect rows."""
+"""Copy many pieces of memory in one call, to collect rows from all ranks."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from ecrm.kernels import dispatch, native
 
-__all__ = ["Piece", "copy_pieces", "piece_addresses"]
+__all__ = ["Piece", "PieceTable", "Pieces", "copy_pieces", "piece_addresses"]
 
 _WORDS = 7
 """Numbers of a piece in C++: see `Piece` of cpu.cpp."""
@@ -38,7 +40,50 @@ class Piece(NamedTuple):
     to: Tensor | None = None
 
 
-def copy_pieces(out: Tensor, pieces: Sequence[Piece], backend: str = "auto") -> None:
+@dataclass(frozen=True)
+class PieceTable:
+    """Many pieces without an object for each.
+
+    Not checked: addresses.
+
+    Legend: P pieces.
+
+    Args:
+        numbers: int64 [P, 7], contiguous. Of each piece the address, the number of rows and the
+            bytes of a row of the source; `at`; the addresses of `picked` and of `to`, or 0 for
+            `None`; the number of copied rows.
+        kept: The memory at the addresses. The addresses are good while `kept` is.
+    """
+
+    numbers: np.ndarray
+    kept: tuple[object, ...]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, number: int) -> Piece:
+        """A piece as an object, without the dtype of the source."""
+        source, height, width, at, picked, to, count = self.numbers[number].tolist()
+        rows = _tensor_at(source, height * width, torch.uint8).view(height, width)
+        return Piece(
+            rows,
+            at,
+            _tensor_at(picked, count, torch.int64) if picked else None,
+            _tensor_at(to, count, torch.int64) if to else None,
+        )
+
+
+def _tensor_at(address: int, elements: int, dtype: torch.dtype) -> Tensor:
+    if not elements:
+        return torch.empty(0, dtype=dtype)
+    memory = (ctypes.c_char * (elements * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+Pieces = Sequence[Piece] | PieceTable
+
+
+def copy_pieces(out: Tensor, pieces: Pieces, backend: str = "auto") -> None:
     """Copy pieces into `out`, one after the other.
 
     Not checked: that `out` shares no memory with a source.
@@ -56,12 +101,12 @@ def copy_pieces(out: Tensor, pieces: Sequence[Piece], backend: str = "auto") -> 
     if chosen == "reference":
         from ecrm.kernels.pieces import reference
 
-        reference.copy(out, pieces)
+        reference.copy(out, [pieces[number] for number in range(len(pieces))])
         return
     native.library().ecrm_copy_pieces(out.data_ptr(), table.ctypes.data, len(pieces))
 
 
-def piece_addresses(pieces: Sequence[Piece], rows: int, width: int) -> np.ndarray:
+def piece_addresses(pieces: Pieces, rows: int, width: int) -> np.ndarray:
     """Where each row of a matrix lies, int64 [rows], before anybody copies the pieces there.
 
     The matrix has `rows` rows of `width` bytes. Each piece has rows of as many bytes, `at` is 0 and
@@ -81,15 +126,18 @@ def piece_addresses(pieces: Sequence[Piece], rows: int, width: int) -> np.ndarra
     return found
 
 
-def _checked(pieces: Sequence[Piece], size: int) -> np.ndarray:
+def _checked(pieces: Pieces, size: int) -> np.ndarray:
     """The numbers of all pieces, as in cpu.cpp. Raises unless all fit `size` bytes."""
-    words: list[int] = []
-    for number, piece in enumerate(pieces):
-        words += _in_words(number, piece)
-    table = np.array(words, np.int64)
+    if isinstance(pieces, PieceTable):
+        table = pieces.numbers.reshape(-1)
+    else:
+        words: list[int] = []
+        for number, piece in enumerate(pieces):
+            words += _in_words(number, piece)
+        table = np.array(words, np.int64)
     bad = native.library().ecrm_first_bad_piece(size, table.ctypes.data, len(pieces))
     if bad >= 0:
-        raise ValueError(_outside(size, int(bad), pieces[bad], words[bad * _WORDS :]))
+        raise ValueError(_outside(size, int(bad), pieces[bad], table[bad * _WORDS :].tolist()))
     return table
 
 

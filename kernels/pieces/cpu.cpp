@@ -13,16 +13,6 @@ struct Piece {
   int64_t count;
 };
 
-// Whether all `rows` lie in 0..limit-1.
-static bool all_below(const int64_t* rows, int64_t n, int64_t limit) {
-  uint64_t largest = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const uint64_t row = static_cast<uint64_t>(rows[i]);
-    largest = row > largest ? row : largest;
-  }
-  return n == 0 || largest < static_cast<uint64_t>(limit);
-}
-
 static bool fits(const Piece& piece, int64_t bytes) {
   if (piece.at < 0 || piece.at > bytes) return false;
   if (piece.picked != nullptr && !all_below(piece.picked, piece.count, piece.height)) return false;

@@ -20,11 +20,11 @@ class Alone(Transport):
 
     rank, live = 0, (0,)
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> Mapping[int, list[Received]]:
         parts = [copied(part) for part in outgoing.get(0, ())]
         return {0: parts} if parts else {}
 
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
+    def share(self, tensors: Sequence[Part]) -> Mapping[int, list[Received]]:
         return {0: [copied(part) for part in tensors]}
 
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:

@@ -43,7 +43,7 @@ class SimulatedTransport(Transport):
     def live(self) -> tuple[int, ...]:  # type: ignore[override]
         return self._cluster.live(self.rank)
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> Mapping[int, list[Received]]:
         strangers = sorted(set(outgoing) - set(self.live))
         if strangers:
             raise ValueError(
@@ -64,7 +64,7 @@ class SimulatedTransport(Transport):
             if self.rank in contributions[sender]
         }
 
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
+    def share(self, tensors: Sequence[Part]) -> Mapping[int, list[Received]]:
         self.sent_bytes += wire.packed_bytes(tensors) * (len(self.live) - 1)
         contributions = self._cluster.collective(self.rank, "share", _copies(tensors))
         return {
