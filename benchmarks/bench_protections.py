@@ -181,6 +181,7 @@ def regime_of(name: str, data: Path, folder: Path, size: Size, share: float = 1.
         "cluster.servers": size.servers,
         "cluster.trainers": size.servers,
         "cluster.spares": 1,
+        "protection.rebuild_share": 1,
         "protection.rebuild_rows_per_step": REBUILD_ROWS[name],
         "protection.verify_parity_at_end": False,
     }

@@ -343,12 +343,21 @@ class ProtectionConfig:
         minimum=1,
         maximum=MAX_ROWS,
     )
+    rebuild_share: float = key(
+        0.05,
+        "The share of time that steps may give to rows rebuilt in the background. Each host of a "
+        "lost shard measures steps with and without such rows, and takes as many rows per step as "
+        "the share allows. 1 means no measurement and as many rows as are allowed otherwise.",
+        above=0,
+        maximum=1,
+    )
     rebuild_rows_per_step: int = key(
-        4096,
-        "Rows of each lost shard that are rebuilt per step; with stateless, read from the "
-        "checkpoint. Those that the step asks for come first, however many they are. Others follow "
-        "until this number is reached. Rows that were never updated do not count.",
-        minimum=1,
+        0,
+        "Rows of each lost shard that are rebuilt per step at most, if protection.rebuild_share "
+        "allows as many; with stateless, read from the checkpoint. Rows that the step asks for "
+        "come first, however many they are. Rows that were never updated do not count. "
+        "0 means 64 MiB of rows.",
+        minimum=0,
     )
     scrub_rows_per_step: int = key(
         0,

@@ -286,7 +286,7 @@ class Engine:
 
         With a stand-in a round begins only if the lookup `restores`.
         """
-        state, budget = self.state, self._rebuild_rows
+        state, budget = self.state, self._rebuild_rows(self.step)
         stand_in = state.protection.stand_in
         # a shard made whole by the round answers for itself in the same step
         if self.view.rebuilding and stand_in is not None and restores:
@@ -309,9 +309,8 @@ class Engine:
         if problem := self.state.hooks.changed(step, requests):
             self.recovery.refuse(problem, ChangedDataError)
 
-    @property
-    def _rebuild_rows(self) -> int:
-        return self._in_flight.rebuild_rows(self.state.policy)
+    def _rebuild_rows(self, step: int) -> int:
+        return self._in_flight.rebuild_rows(self.state.pace, step)
 
     def _answer_repair(self, lookup: Lookup, at_once: bool) -> Incoming:
         """At a commit: recover the rows awaited by slots; return the replies to slots of this rank.
@@ -440,7 +439,7 @@ class Engine:
         # before any message: no shard is ever asked for a row that does not exist
         self._check(rows_ahead, self.step + 1)
         self._check(rows_soon or {}, self.step + 2)
-        context = self.state.lookup_context(self._rebuild_rows)
+        context = self.state.lookup_context(self._rebuild_rows(self.step + 1))
         marks = self.state.hooks.marks(self.step + 1)
         return Lookup.of(context, rows_ahead, rows_soon, marks=marks)
 
@@ -597,7 +596,13 @@ class Engine:
 
     def _step_finished(self) -> None:
         state, now = self.state, self.state.clock()
-        for failure in state.failures.step_finished(self._last_finished, now):
+        resumed = state.failures.step_finished(self._last_finished, now)
+        # a step with a recovery tells nothing of the pace, nor does a step without rows to rebuild
+        if resumed or not set(state.view.shards_of(self.rank)).intersection(state.view.rebuilding):
+            state.pace.interrupted()
+        else:
+            state.pace.stepped(self.step - 1, now - self._last_finished)
+        for failure in resumed:
             state.hooks.event(
                 events.Resumed(
                     ranks=list(failure.ranks), stall_seconds=failure.stall_seconds or 0.0

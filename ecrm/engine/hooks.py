@@ -23,12 +23,14 @@ class EnginePolicy:
     """How often to commit, and how much to rebuild, to replicate and to scrub.
 
     `commit_interval` is in steps; `rebuild_rows_per_step` and `scrub_rows_per_step` are rows per
-    shard; `dense_replicas` counts failure domains. With `reshape` everything is laid out anew over
-    fewer shards once the surviving ranks cannot keep the members of a stripe apart.
+    shard. `rebuild_share` and `rebuild_rows_per_step` are for `RebuildPace`. `dense_replicas`
+    counts failure domains. With `reshape` everything is laid out anew over fewer shards once the
+    surviving ranks cannot keep the members of a stripe apart.
     """
 
     commit_interval: int = 1
-    rebuild_rows_per_step: int = 4096
+    rebuild_rows_per_step: int = 0
+    rebuild_share: float = 0.05
     dense_replicas: int = 1
     scrub_rows_per_step: int = 0
     reshape: bool = True

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ecrm.engine.hooks import EnginePolicy
 from ecrm.engine.lookup import Lookup
 from ecrm.engine.step_replay import StepReplay
+from ecrm.protection.rebuild_pace import RebuildPace
 
 
 @dataclass
@@ -40,9 +40,9 @@ class StepInFlight:
         self.recovered = True
         return replay
 
-    def rebuild_rows(self, policy: EnginePolicy) -> int:
-        """Number of background rows of a round of repair.
+    def rebuild_rows(self, pace: RebuildPace, step: int) -> int:
+        """Number of background rows of the round of repair answered in `step`.
 
         0 in the first round after a recovery, since all ranks wait for the round.
         """
-        return 0 if self.recovered else policy.rebuild_rows_per_step
+        return 0 if self.recovered else pace.rows(step)

@@ -203,7 +203,7 @@ class Recovery:
                     # together: lookups with and without messages do not match.
                     if replay is not None and ledger.replays == state.committed:
                         flight.replayed = replay.again(
-                            state.lookup_context(flight.rebuild_rows(state.policy)),
+                            state.lookup_context(flight.rebuild_rows(state.pace, state.step)),
                             last,
                             transport.live,
                             ledger.told,

@@ -30,6 +30,7 @@ from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View, mark_whole
 from ecrm.protection.base import Protection, RepairReport
 from ecrm.protection.context import ProtectionContext
+from ecrm.protection.rebuild_pace import RebuildPace
 from ecrm.protection.routing import RowMemory
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import Transport
@@ -43,7 +44,8 @@ class EngineState:
       step, at the end of a rebuild with all redundancy back, or at a new layout.
     - `dense`: this rank's dense replica or `None`. `log`: notes of slots, with a replica.
     - `failures`: the record of failures survived.
-    - `rebuild_left`: rows still missing, by rebuilding shard.
+    - `rebuild_left`: rows still missing, by rebuilding shard. `pace`: this rank's choice of rows to
+      rebuild beside a step.
 
     Values for slots lie in memory from `row_memory`.
     """
@@ -99,6 +101,9 @@ class EngineState:
         self.host_shards(missing=False)
         protection.start(self.context, view)
         self.scrub = protection.make_scrub(policy.scrub_rows_per_step)
+        self.pace = RebuildPace(
+            policy.rebuild_share, policy.rebuild_rows_per_step, max(stores.record_bytes, default=1)
+        )
 
     @property
     def rank(self) -> int:

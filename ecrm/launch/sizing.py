@@ -22,6 +22,7 @@ from ecrm.launch.overhead import (
     seconds_to_loss,
 )
 from ecrm.protection.kinds import MOST_UNITS
+from ecrm.protection.rebuild_pace import most_rows
 from ecrm.run.plan import plan
 
 PARITY_UNITS = (1, 2, 3)
@@ -133,11 +134,13 @@ def _on_wire(traffic: float, given: Planned) -> float:
 def rebuild_seconds(rows: float, record: int, k: int, config: Config, given: Planned) -> float:
     """Seconds until the `rows` of a lost shard, data and parity of `record` bytes, are back.
 
-    Each step rebuilds `protection.rebuild_rows_per_step` rows. Each row takes k rows from the
-    network.
+    Each step rebuilds as many rows as RebuildPace allows at most. Each row takes k rows from the
+    network, within the share of time for rebuilding.
     """
-    by_steps = rows / config.protection.rebuild_rows_per_step * given.step_seconds
-    return max(by_steps, rows * record * k / given.network_bytes)
+    protection = config.protection
+    most = most_rows(protection.rebuild_rows_per_step, record)
+    by_network = rows * record * k / given.network_bytes / protection.rebuild_share
+    return max(rows / most * given.step_seconds, by_network)
 
 
 def recommended(found: Sequence[Candidate], given: Planned) -> Candidate | None:

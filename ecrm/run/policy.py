@@ -13,6 +13,7 @@ def policy_of(config: Config, protection: Protection) -> EnginePolicy:
     return EnginePolicy(
         commit_interval=wanted.commit_interval,
         rebuild_rows_per_step=wanted.rebuild_rows_per_step,
+        rebuild_share=wanted.rebuild_share,
         dense_replicas=protection.dense_replicas,
         scrub_rows_per_step=wanted.scrub_rows_per_step,
         reshape=wanted.reshape,

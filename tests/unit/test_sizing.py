@@ -73,20 +73,28 @@ def test_measured_parity_has_the_shares_that_the_model_supposes(sizes, regime, c
 def test_rebuilding_takes_as_long_as_measured(rows, regime, contender):
     k, record = UNITS[contender], RECORDS[regime]
     shard = median(rows, regime, contender, "rows_bytes") / 5 * (1 + 1 / k)
-    config = make_config(
-        {"data": {"path": "absent"}, "protection": {"rebuild_rows_per_step": 4096}}, "test"
-    )
     step = median(rows, regime, contender, "step_ms") / 1e3
     given = Planned(5, 1, 1e12, 1, step)
-    predicted = rebuild_seconds(shard / record, record, k, config, given)
+    predicted = rebuild_seconds(shard / record, record, k, _rebuilding(1), given)
     assert predicted == pytest.approx(median(rows, regime, contender, "whole_after_s"), rel=0.25)
 
 
+def _rebuilding(share, rows=4096):
+    protection = {"rebuild_share": share, "rebuild_rows_per_step": rows}
+    return make_config({"data": {"path": "absent"}, "protection": protection}, "test")
+
+
 def test_a_slow_network_slows_rebuilding():
-    config = make_config({"data": {"path": "absent"}}, "test")
     fast, slow = (Planned(5, 1, network, 1, 0.1) for network in (1e12, 1e6))
-    assert rebuild_seconds(4096, 264, 4, config, fast) == pytest.approx(0.1)
-    assert rebuild_seconds(4096, 264, 4, config, slow) == pytest.approx(4096 * 264 * 4 / 1e6)
+    assert rebuild_seconds(4096, 264, 4, _rebuilding(0.5), fast) == pytest.approx(0.1)
+    bytes_ = 4096 * 264 * 4
+    assert rebuild_seconds(4096, 264, 4, _rebuilding(1), slow) == pytest.approx(bytes_ / 1e6)
+    assert rebuild_seconds(4096, 264, 4, _rebuilding(0.1), slow) == pytest.approx(bytes_ / 1e5)
+
+
+def test_without_a_bound_of_rows_a_step_takes_64_mib():
+    given = Planned(5, 1, 1e15, 1, 0.1)
+    assert rebuild_seconds((1 << 30) / 256, 256, 4, _rebuilding(1, 0), given) == pytest.approx(1.6)
 
 
 @pytest.mark.parametrize(("survived", "rebuild"), [(0, 1.0), (1, 20.0), (2, 40.0)])

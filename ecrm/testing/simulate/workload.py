@@ -132,6 +132,7 @@ class Workload:
     m: int = 1
     commit_interval: int = 1
     rebuild_rows_per_step: int = 8
+    rebuild_share: float = 1.0
     scrub_rows_per_step: int = 0
     last_seen_rows: int = 1000
     domains: tuple[int, ...] | None = None
@@ -171,11 +172,12 @@ class Workload:
 
     def policy(self, protection: Protection) -> EnginePolicy:
         return EnginePolicy(
-            self.commit_interval,
-            self.rebuild_rows_per_step,
-            protection.dense_replicas,
-            self.scrub_rows_per_step,
-            self.reshape,
+            commit_interval=self.commit_interval,
+            rebuild_rows_per_step=self.rebuild_rows_per_step,
+            rebuild_share=self.rebuild_share,
+            dense_replicas=protection.dense_replicas,
+            scrub_rows_per_step=self.scrub_rows_per_step,
+            reshape=self.reshape,
         )
 
     @property

@@ -1,0 +1,82 @@
+"""The choice of rows rebuilt beside a step, on made-up times of steps."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from ecrm.protection.rebuild_pace import CALM_EVERY, LEAST_ROWS, MOST_BYTES, WINDOW, RebuildPace
+
+RECORD = 264
+
+
+def paces(pace, steps, seconds_of_row, calm=0.1, noise=0.0, first=0):
+    """Shares of calm pace kept in all steps so far, window by window, and the rows of each step."""
+    chance, kept, rows, spent = random.Random(1), [], [], 0.0
+    for step in range(first, first + steps):
+        rows.append(pace.rows(step))
+        seconds = (calm + rows[-1] * seconds_of_row) * (1 + noise * chance.uniform(-1, 1))
+        pace.stepped(step, seconds)
+        spent += seconds
+        if (step + 1) % WINDOW == 0:
+            kept.append(WINDOW * calm / spent)
+            spent = 0.0
+    return kept, rows
+
+
+@pytest.mark.parametrize("seconds_of_row", [1e-9, 1e-7, 2e-6, 1e-5])
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.3])
+def test_steps_keep_the_share_that_is_not_for_rebuilding(share, seconds_of_row):
+    """From a pace far too slow or far too fast, within a few windows."""
+    kept, rows = paces(RebuildPace(share, 0, RECORD), 12 * WINDOW, seconds_of_row)
+    most = MOST_BYTES // RECORD
+    if rows[-2] < most and rows[-2] > LEAST_ROWS:
+        assert kept[-1] == pytest.approx(1 - share, rel=0.005)
+    else:
+        assert rows[-2] == most and kept[-1] > 1 - share
+
+
+def test_noise_of_ten_percent_leaves_the_pace_near_the_share():
+    kept, _ = paces(RebuildPace(0.05, 0, RECORD), 200 * WINDOW, 2e-6, noise=0.1)
+    assert statistics.fmean(kept[20:]) == pytest.approx(0.95, abs=0.02)
+
+
+def test_a_slower_row_takes_fewer_rows():
+    pace = RebuildPace(0.05, 0, RECORD)
+    paces(pace, 10 * WINDOW, 1e-6)
+    fast = max(map(pace.rows, range(CALM_EVERY)))
+    kept, rows = paces(pace, 10 * WINDOW, 1e-5)
+    assert max(rows[-CALM_EVERY:]) < fast / 5 and kept[-1] == pytest.approx(0.95, rel=0.005)
+
+
+def test_one_step_in_four_is_calm_on_every_rank():
+    pace = RebuildPace(0.05, 100, RECORD)
+    assert [pace.rows(step) for step in range(8)] == [100, 100, 100, 0] * 2
+
+
+def test_the_bound_holds_and_a_rebuild_never_stands_still():
+    bound = RebuildPace(0.05, 500, RECORD)
+    _, rows = paces(bound, 10 * WINDOW, 0.0)
+    assert max(rows) == 500
+    _, rows = paces(RebuildPace(0.05, 0, RECORD), 30 * WINDOW, 1.0)
+    assert max(rows[-CALM_EVERY:]) == LEAST_ROWS
+    _, rows = paces(RebuildPace(0.05, 7, RECORD), 30 * WINDOW, 1.0)
+    assert max(rows[-CALM_EVERY:]) == 7
+
+
+def test_with_a_share_of_1_every_step_takes_the_bound():
+    pace = RebuildPace(1.0, 300, RECORD)
+    _, rows = paces(pace, 5 * WINDOW, 1.0)
+    assert set(rows) == {300}
+    assert RebuildPace(1.0, 0, RECORD).rows(3) == MOST_BYTES // RECORD
+
+
+def test_a_step_with_a_recovery_changes_nothing():
+    pace = RebuildPace(0.05, 0, RECORD)
+    for step in range(10 * WINDOW):
+        if step % 5 == 0:
+            pace.interrupted()
+        pace.stepped(step, 100.0 if pace.rows(step) else 0.1)
+    assert pace.rows(0) == RebuildPace(0.05, 0, RECORD).rows(0)
