@@ -7,6 +7,7 @@ parity are of one step. The engine commits every step during rebuilding.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from ecrm.protection.coding.code import ReedSolomon
 from ecrm.protection.context import ProtectionContext
 from ecrm.protection.kinds import KINDS
 from ecrm.protection.parity import ParityRows
-from ecrm.protection.rebuild import Rebuild
+from ecrm.protection.rebuild import HANDED, Rebuild
 from ecrm.protection.routing import ShardRequests
 from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.storage.hosted import ShardSpace
@@ -48,6 +49,8 @@ class ErasureProtection(Protection):
         self._coefficients = torch.tensor(self.code.coefficients)
         self.parity: dict[ShardSpace, ParityRows] = {}
         self._scrub: Scrub | None = None
+        # the round whose decoded rows go with the next redundancy, if any
+        self._due: list[Rebuild] = []
 
     @property
     def repairs_ahead(self) -> bool:
@@ -80,6 +83,7 @@ class ErasureProtection(Protection):
     def adopt(self, view: View, missing: bool = True) -> None:
         if self._scrub is not None and view.rebuilding:
             self._scrub.rebuilding(view.rebuilding)
+        self._due = []
         mine = view.shards_of(self._context.transport.rank)
         for key in [key for key in self.parity if key[0] not in mine]:
             del self.parity[key]
@@ -97,17 +101,26 @@ class ErasureProtection(Protection):
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> Rounds:
         outgoing: dict[int, list[Part]] = {}
-        for (shard, space), parts in sorted(deltas.items()):
-            for rows, delta in parts:
+        for (shard, space), some in sorted(deltas.items()):
+            for rows, delta in some:
                 self._route(shard, space, rows, delta, view, outgoing)
                 if self._scrub is not None:
                     self._scrub.used(shard, space, rows)
-        for tensors in (yield outgoing).values():
+        due, self._due = self._due, []
+        for done in due:
+            for rank, parts in done.handed_on().items():
+                outgoing.setdefault(rank, []).extend(parts)
+        received = yield outgoing
+        # decoded parity is of the commit before: the deltas of this step must find it in place
+        for done in due:
+            done.take(received)
+        for tensors in received.values():
             for head, rows, delta in in_groups(tensors, 3):
                 holder, space, coefficient = head
-                self.parity[holder, space].apply(
-                    rows, coefficient, gathered(delta).view(rows.numel(), -1)
-                )
+                if holder != HANDED:
+                    self.parity[holder, space].apply(
+                        rows, coefficient, gathered(delta).view(rows.numel(), -1)
+                    )
 
     def _route(
         self,
@@ -145,17 +158,21 @@ class ErasureProtection(Protection):
                 )
 
     def committed(self) -> None:
+        self._due = []
         for parity in self.parity.values():
             parity.committed()
 
     def undo(self) -> None:
+        self._due = []
         for parity in self.parity.values():
             parity.undo()
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
+        # no redundancy need follow: rows on their way are decoded anew, on the new hosts
+        self._due = []
         exchange, begun = (
             self._context.transport.exchange,
-            self.begin_repair(wanted, {}, budget, view),
+            self._rebuild(view, wanted, {}, budget),
         )
         begun.receive_requests(exchange(begun.requests()))
         answers = begun.answers()
@@ -171,9 +188,13 @@ class ErasureProtection(Protection):
         budget: int,
         view: View,
     ) -> Rebuild:
-        return self.rebuild_kind(
-            self.shape, self.code, self._context, self.parity, view, wanted, soon, budget
-        )
+        return self._rebuild(view, wanted, soon, budget, self._due, self._finished)
+
+    def _finished(self, done: Rebuild) -> None:
+        self._due = [done]
+
+    def _rebuild(self, view: View, *how: Any) -> Rebuild:
+        return self.rebuild_kind(self.shape, self.code, self._context, self.parity, view, *how)
 
     def foresee_repair(self, soon: dict[ShardSpace, Tensor], view: View) -> Rebuild:
         mine = {key: rows for key, rows in soon.items() if key in self.parity}

@@ -8,13 +8,20 @@ is linear byte by byte, so the last bytes of k units show the missing records of
 rows come back without waiting for never updated rows.
 
 The sources of a missing row depend only on the stripe's residue and the unit number. So rows are
-handled in at most 2k + m groups per shard and row space, with one decoding matrix per group.
+handled in at most 2 (k + m) groups per shard and row space, with one decoding matrix per group.
+
+The new host decodes rows asked for by a step. Survivors decode background rows: the k units of a
+group meet on a host of a unit, and the host hands the decoded rows on. So a lost shard reaches its
+new host once, and not k times, and the survivors share the decoding. A round has three legs:
+requests, units, and decoded rows. Decoded rows travel with the redundancy of the step, and are
+filled in before the step's deltas: parity is then of the same step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,20 +37,26 @@ from ecrm.protection.parity import ParityRows
 from ecrm.protection.routing import REPAIR
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.missing_rows import MissingRows
-from ecrm.transport.message import Part, Received, in_groups
+from ecrm.transport.message import Part, Received, gathered, in_groups
 
 PROBES_PER_ROW = 64
 """Rows probed per row of the budget: a probe costs a source a byte, a row a whole record."""
+HANDED = -1
+"""First number of the head of decoded rows: no shard has the number."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit of one shard, and the source units for decoding the unit's rows."""
+    """One unit of one shard, and the source units for decoding the unit's rows.
+
+    `decoder`: the rank that gets the source units.
+    """
 
     shard: int
     space: int
     unit: int
     sources: tuple[int, ...]
+    decoder: int
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,9 @@ class Rebuild(RepairRound):
     """A round of repair over one view, for `Protection.begin_repair`.
 
     The round takes all `wanted` rows and all rows wanted `soon`. Background rows fill up the
-    `budget` of rows per hosted shard.
+    `budget` of rows per hosted shard. Without `before`, new hosts decode all rows, and `finish`
+    fills in all rows. With `before`, decoded rows of `before` may still be on their way, and
+    `finished` is called with the round after `finish`: `handed_on` and `take` follow.
     """
 
     def __init__(
@@ -87,6 +102,8 @@ class Rebuild(RepairRound):
         wanted: dict[ShardSpace, Tensor],
         soon: dict[ShardSpace, Tensor],
         budget: int,
+        before: Sequence[Rebuild] | None = None,
+        finished: Callable[[Rebuild], None] = lambda done: None,
     ) -> None:
         self._shape, self._code, self._context, self._parity, self._view = (
             shape,
@@ -95,16 +112,29 @@ class Rebuild(RepairRound):
             parity,
             view,
         )
+        self._me, self._finished = context.transport.rank, finished
+        self._hands_on = before is not None and shape.k > 1
+        self._decoders: Counter[int] = Counter()  # rows by decoder
         self._statuses = self._status(wanted)
-        self._asks = self._choose(wanted, soon, budget)
+        on_their_way = [group for each in before or () for group in each.away]
+        self._asks = self._choose(wanted, soon, budget, on_their_way)
         self._asked: list[tuple[int, tuple[int, ...], Tensor]] = []
+        # by (new host, number): units to decode for other ranks, and the decoded records
+        self._orders: dict[tuple[int, int], Unit] = {}
+        self._decoded: dict[tuple[int, int], Tensor] = {}
+
+    @property
+    def away(self) -> list[Group]:
+        """The groups of this rank's shards decoded by other ranks."""
+        return [ask for ask in self._asks if isinstance(ask, Group) and ask.decoder != self._me]
 
     def requests(self) -> dict[int, list[Part]]:
         """Messages to all ranks and to the holders of sources.
 
         To all: the status of the rank's rebuilding shards, headed (REPAIR). To holders: local rows,
         or no rows but periods to probe, headed (REPAIR, number of the group or probe, shard, space,
-        unit, whether wanted, first period, last + 1).
+        unit, whether wanted, first period, last + 1, decoder). To decoders: source units, headed
+        (REPAIR, number of the group, shard, space, unit).
         """
         status = self._statuses
         outgoing: dict[int, list[Part]] = {}
@@ -113,6 +143,9 @@ class Rebuild(RepairRound):
         for number, ask in enumerate(self._asks):
             for rank, head, local in self._of_sources(number, ask, self._view.live):
                 outgoing.setdefault(rank, []).extend(((REPAIR, *head), local))
+            if ask.decoder != self._me:
+                order = (REPAIR, number, ask.shard, ask.space, ask.unit)
+                outgoing.setdefault(ask.decoder, []).extend((order, torch.tensor(ask.sources)))
         return outgoing
 
     def _of_sources(
@@ -132,7 +165,8 @@ class Rebuild(RepairRound):
             stripes, how = torch.empty(0, dtype=torch.int64), (0, ask.first, ask.last)
         for source, holder in here:
             local = self._context.layouts[ask.space].local_of_unit(stripes, source)
-            yield self._view.shards[holder], (number, holder, ask.space, source, *how), local
+            head = (number, holder, ask.space, source, *how, ask.decoder)
+            yield self._view.shards[holder], head, local
 
     def foresee(self, rows: Mapping[ShardSpace, Tensor]) -> None:
         """Instead of `receive_requests`: foresee the requests of hosts of rebuilding shards.
@@ -168,6 +202,11 @@ class Rebuild(RepairRound):
         left, on_demand, self.urgent = {}, {}, False
         for rank, tensors in requests.items():
             for head, payload in in_groups(tensors, 2):
+                if len(head) == 5:
+                    _, number, shard, space, unit = head
+                    sources = tuple(payload.tolist())
+                    self._orders[rank, number] = Unit(shard, space, unit, sources, self._me)
+                    continue
                 if len(head) > 1:
                     self._asked.append((rank, head[1:], payload))
                     continue
@@ -179,23 +218,27 @@ class Rebuild(RepairRound):
         self.report = RepairReport(left, on_demand)
 
     def answers(self) -> dict[int, list[Part]]:
-        """Wanted records, headed (number of the group, unit)."""
+        """Wanted records, headed (new host, number of the group, unit)."""
         return self._answers(wanted=True)
 
     def rest(self) -> dict[int, list[Part]]:
-        """Further records and probed last bytes, headed (number of the group or probe, unit)."""
+        """Further records and probed last bytes.
+
+        Headed (new host, number of the group or probe, unit).
+        """
         return self._answers(wanted=False)
 
     def _answers(self, wanted: bool) -> dict[int, list[Part]]:
         replies: dict[int, list[Part]] = {}
-        for rank, (number, holder, space, source, of_wanted, first, last), local in self._asked:
+        for rank, head, local in self._asked:
+            number, holder, space, source, of_wanted, first, last, decoder = head
             if of_wanted != wanted:
                 continue
             if last:
                 found = self._probe(holder, space, source, self._of_periods(source, first, last))
             else:
                 found = self._read(holder, space, source, local)
-            replies.setdefault(rank, []).extend(((number, source), found))
+            replies.setdefault(decoder, []).extend(((rank, number, source), found))
         return replies
 
     def _status(self, wanted: dict[ShardSpace, Tensor]) -> Tensor:
@@ -217,12 +260,16 @@ class Rebuild(RepairRound):
         return torch.tensor(status, dtype=torch.int64)
 
     def _choose(
-        self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int
+        self,
+        wanted: dict[ShardSpace, Tensor],
+        soon: dict[ShardSpace, Tensor],
+        budget: int,
+        on_their_way: Sequence[Group],
     ) -> list[Group | Probe]:
         """Groups to recover and units to probe in the round.
 
         All rows wanted now or soon. If the rows are fewer than the budget, also missing data
-        rows, then parity rows, in row order.
+        rows, then parity rows, in row order, but for groups `on_their_way`.
         """
         groups: list[Group | Probe] = []
         left, none = dict.fromkeys(self._view.rebuilding, budget), torch.empty(0, dtype=torch.int64)
@@ -235,27 +282,67 @@ class Rebuild(RepairRound):
         for (shard, _), rows in asked.items():
             left[shard] = max(left[shard] - rows.numel(), 0)
         k, m = self._shape.k, self._shape.m
+
+        def on_way(key: ShardSpace, units: range) -> Tensor:
+            return torch.cat(
+                [
+                    none,
+                    *(
+                        group.local
+                        for group in on_their_way
+                        if (group.shard, group.space) == key and group.unit in units
+                    ),
+                ]
+            )
+
         for key in sorted(self._parity):
             shard, _space = key
             hosted, parity = self._context.hosted[key], self._parity[key]
             if hosted.missing is not None and hosted.missing_rows:
                 now = wanted.get(key, none)
                 both = asked.get(key, none)
-                background = _without(hosted.missing.first(left[shard] + both.numel()), both)[
+                passed = torch.cat([both, on_way(key, range(k))])
+                background = _without(hosted.missing.first(left[shard] + passed.numel()), passed)[
                     : left[shard]
                 ]
                 left[shard] -= background.numel()
                 groups += self._groups_of(key, range(k), now, none, wanted=True)
-                groups += self._groups_of(
-                    key, range(k), both[now.numel() :], background, wanted=False
-                )
+                groups += self._beside(key, range(k), both[now.numel() :], background)
                 groups += self._probes_of(key, range(k), hosted.missing, budget)
             if parity.missing is not None and parity.missing_rows:
-                background = parity.missing.first(left[shard])
+                passed = on_way(key, range(k, k + m))
+                background = _without(parity.missing.first(left[shard] + passed.numel()), passed)[
+                    : left[shard]
+                ]
                 left[shard] -= background.numel()
-                groups += self._groups_of(key, range(k, k + m), none, background, wanted=False)
+                groups += self._beside(key, range(k, k + m), none, background)
                 groups += self._probes_of(key, range(k, k + m), parity.missing, budget)
         return groups
+
+    def _beside(
+        self, key: ShardSpace, units: range, soon: Tensor, background: Tensor
+    ) -> Iterator[Group]:
+        """Groups that no slot waits for; survivors decode the `background` if the round allows."""
+        if not self._hands_on:
+            yield from self._groups_of(key, units, soon, background, wanted=False)
+            return
+        yield from self._groups_of(key, units, soon, background[:0], wanted=False)
+        for group in self._groups_of(key, units, soon[:0], background, wanted=False):
+            yield replace(group, decoder=self._least_busy(group))
+
+    def _least_busy(self, group: Group) -> int:
+        """The host of a source with the fewest rows to decode; hosts take turns from step to step.
+
+        Counts the rows of the group.
+        """
+        residue = self._shape.residue_of_unit(group.shard, group.unit)
+        shards, turn = self._view.shards, self._context.committed
+        hosts = {shards[self._shape.shard_of_unit(residue, source)] for source in group.sources}
+        chosen = min(
+            hosts, key=lambda rank: (self._decoders[rank], (rank + turn) % len(shards), rank)
+        )
+        self._decoders[chosen] += group.local.numel()
+        return chosen
 
     def _groups_of(
         self, key: ShardSpace, units: range, asked: Tensor, background: Tensor, wanted: bool
@@ -270,6 +357,7 @@ class Rebuild(RepairRound):
                     *key,
                     unit,
                     self._sources(key[0], unit),
+                    self._view.shards[key[0]],
                     chosen[here],
                     wanted,
                     int((here < asked.numel()).sum()),
@@ -282,7 +370,12 @@ class Rebuild(RepairRound):
         first, last = missing.unprobed(-(-PROBES_PER_ROW * budget // len(units)) * len(units))
         for unit in units if last > first else ():
             yield Probe(
-                *key, unit, self._sources(key[0], unit), first // len(units), last // len(units)
+                *key,
+                unit,
+                self._sources(key[0], unit),
+                self._me,
+                first // len(units),
+                last // len(units),
             )
 
     def _whole(self, residue: int) -> list[int]:
@@ -328,33 +421,76 @@ class Rebuild(RepairRound):
         ).last_bytes(local)
 
     def finish(self, answers: Mapping[int, Sequence[Received]]) -> None:
-        """Fill in the rows of every answered group, then the zero rows of every answered probe."""
-        units: dict[tuple[int, int], Tensor] = {}
+        """Fill in the rows of every answered group, then the zero rows of every answered probe.
+
+        Groups of other ranks are decoded, to be handed on.
+        """
+        units: dict[tuple[int, int, int], Tensor] = {}
         for tensors in answers.values():
             for head, records in in_groups(tensors, 2):
                 units[head] = records
         answered = {
-            number: [units[number, source] for source in group.sources]
-            for number, group in enumerate(self._asks)
-            if (number, group.sources[0]) in units
+            number: [units[self._me, number, source] for source in ask.sources]
+            for number, ask in enumerate(self._asks)
+            if ask.decoder == self._me and (self._me, number, ask.sources[0]) in units
         }
         for number, sent in answered.items():
             if isinstance(group := self._asks[number], Group):
-                self._fill(group, sent)
+                parts = [part.view(group.local.numel(), -1) for part in sent]
+                self._fill(group, *self._recovered(group, parts))
         # probes last: a group's row may lie within a probe, and must be removed only once
         for number, sent in answered.items():
             if isinstance(probe := self._asks[number], Probe):
                 self._fill_zeros(probe, sent)
+        for (rank, number), order in self._orders.items():
+            if (rank, number, order.sources[0]) in units:
+                width = self._context.record_bytes[order.space]
+                parts = [units[rank, number, source] for source in order.sources]
+                records = [part.view(part.numel() // width, width) for part in parts]
+                self._decoded[rank, number] = self._decode(order, records)
+        self._finished(self)
+
+    def handed_on(self) -> dict[int, list[Part]]:
+        """Rows decoded for other ranks, by new host.
+
+        Three parts a group: a head (HANDED, number of the group, committed step), nothing, and
+        records.
+        """
+        outgoing: dict[int, list[Part]] = {}
+        none = torch.empty(0, dtype=torch.int64)
+        for (rank, number), records in self._decoded.items():
+            head = (HANDED, number, self._context.committed)
+            outgoing.setdefault(rank, []).extend((head, none, records))
+        return outgoing
+
+    def take(self, received: Mapping[int, Sequence[Received]]) -> None:
+        """Fill in the rows `handed_on` by all ranks; further parts of a message are passed over."""
+        for tensors in received.values():
+            for head, _, records in in_groups(tensors, 3):
+                if head[0] == HANDED:
+                    _, number, committed = head
+                    assert committed == self._context.committed, "rows of another round"
+                    group = self._asks[number]
+                    assert isinstance(group, Group)
+                    came = gathered(records).view(group.local.numel(), -1)
+                    self._fill(group, group.local, came)
 
     def _target(self, unit: Unit) -> HostedShard | ParityRows:
         key = (unit.shard, unit.space)
         return self._context.hosted[key] if unit.unit < self._shape.k else self._parity[key]
 
-    def _fill(self, group: Group, sent: list[Tensor]) -> None:
+    def _fill(self, group: Group, local: Tensor, records: Tensor) -> None:
+        """Fill in local rows still missing: a row on its way may have been asked for meanwhile."""
         target = self._target(group)
-        target.restore(
-            *self._recovered(group, [part.view(group.local.numel(), -1) for part in sent])
+        missing = (
+            torch.zeros(local.numel(), dtype=torch.bool)
+            if target.missing is None
+            else target.missing.among(local)
         )
+        if not missing.all():
+            here = missing.nonzero().squeeze(1)
+            local, records = local[here], records[on_device(records.device, here)]
+        target.restore(local, records)
         if isinstance(target, HostedShard) and group.asked:
             target.on_demand_rows += group.asked
 
@@ -377,9 +513,14 @@ class Rebuild(RepairRound):
 
     def _recovered(self, group: Group, sent: list[Tensor]) -> tuple[Tensor, Tensor]:
         """(local rows, recovered records) from the bytes of each source, uint8 [R, bytes]."""
-        matrix = torch.tensor(self._code.decode_matrix(group.sources, (group.unit,)))
-        device = self._context.hosted[group.shard, group.space].store.device
-        return group.local, decode([on_device(device, part) for part in sent], matrix)[0]
+        return group.local, self._decode(group, sent)
+
+    def _decode(self, unit: Unit, sent: Sequence[Tensor]) -> Tensor:
+        """Records of a unit from the records of each source, uint8 [R, record bytes]."""
+        matrix = torch.tensor(self._code.decode_matrix(unit.sources, (unit.unit,)))
+        # every rank that decodes has a shard: the new host its own, another rank a source
+        device = next(iter(self._context.hosted.values())).store.device
+        return decode([on_device(device, part) for part in sent], matrix)[0]
 
 
 def _without(rows: Tensor, others: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -373,10 +374,11 @@ def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_bud
     )
     cluster = SimulatedCluster(workload.world_size, "rounds", [PhaseFault(1, 4, "parity")])
     rounds, answered, early, decoded = [], [], [], []
-    choose, answer, recover = Rebuild._choose, Rebuild._answers, Rebuild._recovered
+    choose, answer, fill = Rebuild._choose, Rebuild._answers, Rebuild._fill
+    decoders = Counter()
 
-    def choosing(self, wanted, soon, budget):
-        asks = choose(self, wanted, soon, budget)
+    def choosing(self, wanted, soon, budget, on_their_way):
+        asks = choose(self, wanted, soon, budget, on_their_way)
         groups = [ask for ask in asks if isinstance(ask, Group)]
         if asks:
             asked = sum(ask.asked for ask in groups)
@@ -391,24 +393,27 @@ def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_bud
     def answering(self, wanted):
         answers = answer(self, wanted)
         kinds = {(rank, entry[0], entry[3]): entry[4] for rank, entry, _ in self._asked}
-        sent = [kinds[rank, *head] for rank, tensors in answers.items() for head in tensors[::2]]
+        sent = [kinds[head] for tensors in answers.values() for head in tensors[::2]]
         answered.extend((wanted, bool(kind)) for kind in sent)
         return answers
 
-    def recovering(self, group, sent):
-        local, records = recover(self, group, sent)
+    def filling(self, group, local, records):
         decoded.extend(records[group.asked :])
-        return local, records
+        if not group.asked:
+            decoders[group.decoder] += 1
+        return fill(self, group, local, records)
 
     monkeypatch.setattr(Rebuild, "_choose", choosing)
     monkeypatch.setattr(Rebuild, "_answers", answering)
-    monkeypatch.setattr(Rebuild, "_recovered", recovering)
+    monkeypatch.setattr(Rebuild, "_fill", filling)
 
     def program(transport):
         hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
         return run_workload(workload, transport, hooks)
 
     cluster.run(program)
+    # all survivors decode background rows for the new host, rank 5
+    assert set(decoders) == {0, 2, 3} and min(decoders.values()) > max(decoders.values()) / 3
     assert set(answered) == {(True, True), (False, False)}
     assert early
     assert all(background <= max(budget - asked, 0) for asked, background, budget in rounds)
