@@ -42,7 +42,7 @@ class ShardStores:
     `spaces` are the row spaces; `record_bytes` is the size of a record, by space, `kept_bytes` the
     size in a checkpoint. `optimizer` is for tables without their own. `allocate` gives the memory
     of rows, `allocate_shared` the memory of rows looked up and of deltas. `rate` is a factor on the
-    learning rate of all rows by step.
+    learning rate of all rows by step. `seed` is of the initial values.
     """
 
     def __init__(
@@ -55,12 +55,8 @@ class ShardStores:
         rate: SparseRate | None = None,
     ) -> None:
         self.spaces = row_spaces(tables)
-        self.allocate, self._allocate_shared, self._optimizer, self._rate = (
-            allocate,
-            allocate_shared,
-            optimizer,
-            rate,
-        )
+        self.allocate, self._allocate_shared = allocate, allocate_shared
+        self.optimizer, self.rate, self.seed = optimizer, rate, seed
         self._initial = [InitialRows(space, seed) for space in self.spaces]
         of_one = allocate if isinstance(allocate, ZerosOn) else None
         alone = [self._store(space, 1, torch.empty_like, of_one) for space in self.spaces]
@@ -106,8 +102,8 @@ class ShardStores:
         initial: Callable[[Tensor], Tensor],
         allocate: Allocate | None = None,
     ) -> Store:
-        optimizer = space.optimizer or self._optimizer
-        return NativeStore(rows, space.dim, optimizer, initial, allocate, self._rate)
+        optimizer = space.optimizer or self.optimizer
+        return NativeStore(rows, space.dim, optimizer, initial, allocate, self.rate)
 
     def bytes_of_a_shard(self, layouts: Sequence[RowLayout]) -> int:
         """Bytes of a shard's rows and redundancy."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import combinations, product
-
-import numpy as np
 
 from ecrm.engine.engine import Engine
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.kinds import KINDS
+from ecrm.testing.simulate.plain_stripes import PlainStripes
 from ecrm.testing.simulate.workload import Workload
 
 ROLLING_BACK = tuple(kind.name for kind in KINDS.values() if kind.rolls_back)
@@ -27,49 +25,12 @@ MOST_PLACEMENTS = 3_000
 
 
 @dataclass(frozen=True)
-class Circle:
-    """Stripes of k data and m parity units on neighbouring shards of a circle of `shards`."""
-
-    shards: int
-    k: int
-    m: int
+class Circle(PlainStripes):
+    """Stripes, and which shards may be lost."""
 
     @staticmethod
     def of(shape: StripeShape) -> Circle:
         return Circle(shape.shards, shape.k, shape.m)
-
-    def stripe(self, first: int) -> set[int]:
-        """Shards of the stripes beginning on shard `first`."""
-        return {(first + unit) % self.shards for unit in range(self.k + self.m)}
-
-    def rows_on(self, shard: int, rows: int) -> np.ndarray:
-        """Row numbers of a shard's local data rows, int64 [periods, k], in local order.
-
-        The row space has `rows` rows. Numbers from `rows` on are padding.
-        """
-        unit = np.arange(self.k)
-        return (self._periods(rows) + (shard - self.m - unit) % self.shards) * self.k + unit
-
-    def parity_on(self, shard: int, rows: int) -> np.ndarray:
-        """Stripes of a shard's local parity rows, int64 [periods, m], in local order.
-
-        Local parity row r is parity `r % m` of the stripe.
-        """
-        return self._periods(rows) + (shard - np.arange(self.m)) % self.shards
-
-    def _periods(self, rows: int) -> np.ndarray:
-        return self.shards * np.arange(-(-rows // (self.k * self.shards)))[:, None]
-
-    def parity(self, records: np.ndarray, t: int) -> np.ndarray:
-        """Parity t of all stripes, uint8 [stripes, B], of records uint8 [rows, B]."""
-        stripes = self._periods(len(records)).size * self.shards
-        data = np.zeros((stripes * self.k, records.shape[1]), np.uint8)
-        data[: len(records)] = records
-        units = data.reshape(stripes, self.k, -1)
-        parity: np.ndarray = np.bitwise_xor.reduce(
-            [_multiples(_coefficient(self.k, self.m, t, d))[units[:, d]] for d in range(self.k)]
-        )
-        return parity
 
     def most_units_on(self, shards: Collection[int]) -> int:
         """The largest number of units of a stripe on `shards`, over all stripes."""
@@ -78,34 +39,6 @@ class Circle:
     def meet(self, a: int, b: int) -> bool:
         """Whether shards a and b hold units of the same stripe."""
         return a != b and min((a - b) % self.shards, (b - a) % self.shards) < self.k + self.m
-
-
-def _times(a: int, b: int) -> int:
-    """The product in GF(2^8) with polynomial 0x11d, bit by bit."""
-    product = 0
-    while b:
-        product ^= a * (b & 1)
-        a, b = (a << 1) ^ (0x11D * (a >> 7)), b >> 1
-    return product
-
-
-def _coefficient(k: int, m: int, t: int, d: int) -> int:
-    """The factor of data unit d of k in parity t of m.
-
-    The factor is (2^t)^d up to m = 3, and the inverse of (k + t) XOR d above.
-    """
-    if m > 3:
-        return next(one for one in range(1, 256) if _times(one, (k + t) ^ d) == 1)
-    power = 1
-    for _ in range(t * d):
-        power = _times(power, 2)
-    return power
-
-
-@lru_cache
-def _multiples(factor: int) -> np.ndarray:
-    """The products of every byte and `factor`, uint8 [256]."""
-    return np.array([_times(byte, factor) for byte in range(256)], np.uint8)
 
 
 def lost_shards(view: View, gone: Collection[int]) -> set[int]:
