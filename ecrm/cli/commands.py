@@ -45,7 +45,7 @@ SHORTS = (
     (("-m",), "protection.m", "N", "parity rows per stripe"),
 )
 """Options short for a config key: words, key, name of the value, meaning."""
-RUN_SCRIPTS = ("train", "launch", "drill")
+RUN_SCRIPTS = ("train", "launch", "drill", "plan")
 """Commands with a script as argument; the script's own arguments come after `--`."""
 
 
@@ -160,7 +160,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     launch.set_defaults(run=_launch)
 
-    add_plan(commands)
+    add_plan(
+        commands,
+        _add_script,
+        _usage("plan", "--servers N --memory GB --network GBIT --mtbf HOURS "),
+        _trained,
+    )
     add_status(commands)
     add_report(commands)
     add_drill(commands, _add_drill_options, _usage("drill"), _trained)
@@ -191,10 +196,10 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _usage(command: str) -> str:
+def _usage(command: str, required: str = "") -> str:
     return (
-        f"ecrm {command} CONFIG [options]\n"
-        f"       ecrm {command} SCRIPT.py [options] [-- arguments of the script]"
+        f"ecrm {command} CONFIG {required}[options]\n"
+        f"       ecrm {command} SCRIPT.py {required}[options] [-- arguments of the script]"
     )
 
 

@@ -94,12 +94,41 @@ class Need:
         return f"{self.total / MB:,.1f} MB ({', '.join(parts)})"
 
 
+@dataclass(frozen=True)
+class RowLoad:
+    """All rows of one width: the number of `rows`, the bytes of a `record`, the rows of a step.
+
+    A record is a row with its optimizer state. `looked_up` is the most rows updated by a step.
+    """
+
+    rows: int
+    record: int
+    looked_up: int
+
+    def touched(self, config: Config, shard: int) -> int:
+        """The most rows updated between two commits, of a shard with `shard` rows."""
+        between = self.looked_up * config.protection.commit_interval
+        return min(between // config.cluster.servers, shard)
+
+
+def of_server(load: RowLoad, config: Config) -> Need:
+    """The need of a server with its share of the rows of one width."""
+    k, m = config.kind.stripes(config.protection)
+    periods = -(-load.rows // (k * config.cluster.servers))
+    logged = 1 + config.kind.logged(config.protection)
+    undo = load.touched(config, periods * k) * load.record * logged
+    return Need(
+        rows=periods * k * load.record,
+        parity=periods * m * load.record,
+        undo=undo if config.kind.keeps_deltas else 0,
+    )
+
+
 class Needs:
     """The needs of a config's ranks: a `server`, a `trainer`, a `spare`, and all ranks together.
 
-    `record` is the bytes of a row with its optimizer state. `server_on_gpu` and `dense_on_gpu` are
-    the needs of a server and a dense replica on a GPU.
-    Memory of an imitated GPU is memory of the host, and counts as such.
+    `load` has the rows of all tables. `server_on_gpu` and `dense_on_gpu` are the needs of a server
+    and a dense replica on a GPU. Memory of an imitated GPU counts as memory of the host.
     """
 
     def __init__(self, config: Config, steps: int) -> None:
@@ -110,14 +139,11 @@ class Needs:
         record = 4 * (dim + sum(STATE_WIDTHS[train.sparse_optimizer](dim)) + 1)
         if config.storage.device == "cuda":
             record = -(-record // GPU_VECTOR) * GPU_VECTOR
-        self.record = record
-        k, m = config.kind.stripes(config.protection)
-        logged = config.kind.logged(config.protection)
+        k = config.kind.stripes(config.protection)[0]
         periods = -(-sum(tables.values()) // (k * cluster.servers))
-        rows, parity = periods * k * record, periods * m * record
         looked_up = ceil(train.global_batch * sum(data.lookups.values()))
-        touched = min(looked_up * config.protection.commit_interval // cluster.servers, periods * k)
-        undo = touched * record * (1 + logged) if config.kind.keeps_deltas else 0
+        self.load = RowLoad(sum(tables.values()), record, looked_up)
+        self.server = of_server(self.load, config)
         dense = _dense_bytes(config, data)
         self.dense_on_gpu = dense if _is_on_gpu(config, config.train.device) else 0
         self._dense = dense - self.dense_on_gpu
@@ -127,15 +153,15 @@ class Needs:
             order=0 if data.ordered else ORDERS * 8 * data.train_rows,
             staging=_trainer_staging(config, looked_up, self.dense_on_gpu),
         )
-        self.server = Need(rows=rows, parity=parity, undo=undo)
         self.server_on_gpu = Need(process=0)
         rows_on_gpu = _is_on_gpu(config, config.storage.device)
         if rows_on_gpu:
+            rows, parity, undo = self.server.rows, self.server.parity, self.server.undo
+            touched = self.load.touched(config, periods * k)
             if undo:
-                undo = (
-                    _grown_log_bytes(config, touched, record, periods * k)
-                    + touched * record * logged
-                )
+                undo = _grown_log_bytes(
+                    config, touched, record, periods * k
+                ) + touched * record * config.kind.logged(config.protection)
             self.server = Need(staging=_server_staging(config, looked_up, touched, record))
             self.server_on_gpu = Need(process=0, rows=rows, parity=parity, undo=undo)
         self.spare = Need()

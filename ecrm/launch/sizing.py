@@ -1,18 +1,20 @@
 """`ecrm plan`: memory, traffic, overhead, rebuilding and data loss for stripes of k + m.
 
-Memory comes from ecrm/launch/memory_needs.py, costs from ecrm/launch/overhead.py. Imports no torch.
+Memory comes from ecrm/launch/memory_needs.py, costs from ecrm/launch/overhead.py. Imports no torch:
+the tables of a script come as a `Survey`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.config import Config, load_config
-from ecrm.launch.memory_needs import MB, Needs, libraries
+from ecrm.config.script import Script
+from ecrm.launch.memory_needs import MB, Need, Needs, RowLoad, libraries, of_server
 from ecrm.launch.overhead import (
     MEASURED,
     ClusterModel,
@@ -24,6 +26,7 @@ from ecrm.launch.overhead import (
 from ecrm.protection.kinds import MOST_UNITS
 from ecrm.protection.rebuild_pace import most_rows
 from ecrm.run.plan import plan
+from ecrm.run.surveyed import Survey
 
 PARITY_UNITS = (1, 2, 3)
 DATA_UNITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -41,7 +44,7 @@ class Planned:
     """The cluster to plan for, one server to a host.
 
     Bytes of memory, and of network a second, are those of a host. `mtbf_seconds` is the mean time
-    between failures of a server.
+    between failures of a server. Raises UsageError for fewer than 2 servers.
     """
 
     servers: int
@@ -49,6 +52,15 @@ class Planned:
     network_bytes: float
     mtbf_seconds: float
     step_seconds: float
+
+    def __post_init__(self) -> None:
+        if self.servers < 2:
+            raise UsageError("--servers 1: a protection takes 2 servers at least: type --servers 4")
+
+    def settings(self, k: int, m: int) -> list[str]:
+        """The settings of a run with stripes of k + m."""
+        stripes = [f"protection.k={k}", f"protection.m={m}"]
+        return [f"cluster.servers={self.servers}", "protection.name=erasure", *stripes]
 
 
 @dataclass(frozen=True)
@@ -72,46 +84,68 @@ class Candidate:
     loss_seconds: float
 
 
-def candidates(config: str, overrides: Sequence[str], given: Planned) -> list[Candidate]:
+@dataclass(frozen=True)
+class Model:
+    """The model to plan for.
+
+    - `config(own)`: the config of a run with the settings `own`. Raises UsageError.
+    - `loads(config)`: the rows of the tables, by width.
+    - `told`: a line about the tables, "" for none.
+    """
+
+    config: Callable[[Sequence[str]], Config]
+    loads: Callable[[Config], Sequence[RowLoad]]
+    told: str = ""
+
+
+def of_config(name: str, overrides: Sequence[str]) -> Model:
+    """The model of a config."""
+    return Model(
+        lambda own: load_config(name, [*overrides, *own]),
+        lambda config: [Needs(config, plan(config)).load],
+    )
+
+
+def of_script(script: Script, overrides: Sequence[str], survey: Survey) -> Model:
+    """The model of a script, known from a survey."""
+    loads = [RowLoad(*each) for each in survey.rows]
+    return Model(
+        lambda own: script.load_config([*overrides, *own]),
+        lambda config: loads,
+        survey.in_words(script.typed),
+    )
+
+
+def candidates(model: Model, given: Planned) -> list[Candidate]:
     """A candidate for every k and m that fits on the servers, by m and k. Raises UsageError."""
     found = []
     for m in PARITY_UNITS:
         most = min(given.servers, MOST_UNITS) - m
         for k in sorted({k for k in (*DATA_UNITS, most) if 1 <= k <= most}):
-            found.append(candidate(_with(config, overrides, given, k, m), given))
-    if not found:
-        raise UsageError("--servers 1: a protection takes 2 servers at least: type --servers 4")
+            found.append(candidate(model, given, k, m))
     return found
 
 
-def _with(config: str, overrides: Sequence[str], given: Planned, k: int, m: int) -> Config:
-    own = (
-        f"cluster.servers={given.servers}",
-        "protection.name=erasure",
-        f"protection.k={k}",
-        f"protection.m={m}",
-    )
-    return load_config(config, [*overrides, *own])
+def _server(model: Model, given: Planned, k: int, m: int) -> tuple[Config, Need, float]:
+    """The config with stripes of k + m, the need of a server, and the server's records."""
+    config = model.config(given.settings(k, m))
+    server, records = Need(), 0.0
+    for load in model.loads(config):
+        need = of_server(load, config)
+        server += replace(need, process=0)
+        records += (need.rows + need.parity) / load.record
+    return config, server, records
 
 
-def candidate(config: Config, given: Planned) -> Candidate:
-    """The candidate of a config with its k and m."""
-    protection = config.protection
-    k, m = protection.k, protection.m
-    needs = Needs(config, plan(config))
-    server = needs.server
-    traffic = server.undo * m / (1 + m) / protection.commit_interval
-    rebuild = rebuild_seconds(
-        (server.rows + server.parity) / needs.record, needs.record, k, config, given
-    )
+def candidate(model: Model, given: Planned, k: int, m: int) -> Candidate:
+    """The candidate of a model with stripes of k + m."""
+    config, server, records = _server(model, given, k, m)
+    traffic = server.undo * m / (1 + m) / config.protection.commit_interval
+    shard = (server.rows + server.parity) or 1
+    rebuild = rebuild_seconds(records, shard / (records or 1), k, config, given)
     table_bytes = server.rows * given.servers
     cluster = ClusterModel(table_bytes, given.servers, given.mtbf_seconds, given.network_bytes)
-    shard = (server.rows + server.parity) or 1
-    measured = replace(
-        COSTS,
-        extra=m / k,
-        rebuild_bytes_per_second=shard / rebuild,
-    )
+    measured = replace(COSTS, extra=m / k, rebuild_bytes_per_second=shard / rebuild)
     on_wire = _on_wire(traffic, given)
     costs = [m * each.parity_cost for each in MEASURED.values()]
     return Candidate(
@@ -131,7 +165,7 @@ def _on_wire(traffic: float, given: Planned) -> float:
     return traffic / given.network_bytes / given.step_seconds
 
 
-def rebuild_seconds(rows: float, record: int, k: int, config: Config, given: Planned) -> float:
+def rebuild_seconds(rows: float, record: float, k: int, config: Config, given: Planned) -> float:
     """Seconds until the `rows` of a lost shard, data and parity of `record` bytes, are back.
 
     Each step rebuilds as many rows as RebuildPace allows at most. Each row takes k rows from the
@@ -156,16 +190,16 @@ def recommended(found: Sequence[Candidate], given: Planned) -> Candidate | None:
     return max(fitting, key=lambda each: each.loss_seconds, default=None)
 
 
-def in_words(config: str, overrides: Sequence[str], given: Planned) -> list[str]:
+def in_words(model: Model, given: Planned) -> list[str]:
     """The lines of `ecrm plan`: assumptions, a row for each candidate, and a recommendation.
 
     Raises UsageError.
     """
-    found = candidates(config, overrides, given)
-    needs = Needs(_with(config, overrides, given, found[0].k, found[0].m), 1)
-    table_bytes = needs.server.rows * given.servers
+    found = candidates(model, given)
+    table_bytes = _server(model, given, found[0].k, found[0].m)[1].rows * given.servers
     cluster = ClusterModel(table_bytes, given.servers, given.mtbf_seconds, given.network_bytes)
     lines = [
+        *filter(None, [model.told]),
         f"{table_bytes / MB:,.0f} MB of rows and optimizer state on "
         f"{counted(given.servers, 'server')}, one to a host; a server fails every "
         f"{given.mtbf_seconds / 3600:,.0f} h, any of them every {cluster.mtbf / 3600:,.1f} h; "
@@ -193,7 +227,7 @@ def in_words(config: str, overrides: Sequence[str], given: Planned) -> list[str]
     weak = "" if best.loss_seconds >= SAFE_SECONDS else ", less than 10 years"
     lines.append(
         f"recommended: --servers {given.servers} --protection erasure -k {best.k} -m {best.m}: "
-        f"{best.memory / MB:,.0f} MB a host, data loss every {_time(best.loss_seconds)}{weak}"
+        f"{best.memory / MB:,.0f} MB a host, {_time(best.loss_seconds)} to data loss{weak}"
         f"{_on_a_slow_network(best, given)}"
     )
     return lines

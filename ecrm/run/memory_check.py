@@ -133,14 +133,19 @@ def shard_bytes(spaces: Sequence[RowSpace], shape: StripeShape, padded: bool) ->
     """
     total = 0
     for space in spaces:
-        assert space.optimizer is not None
-        state = sum(prod(each) for each in state_shapes(space.optimizer.name, 1, space.dim))
         periods = -(-space.rows // (shape.k * shape.shards))
-        floats = space.dim + state + 1
-        if padded:
-            floats += -floats % VECTOR
-        total += periods * (shape.k + shape.m) * 4 * floats
+        total += periods * (shape.k + shape.m) * record_bytes(space, padded)
     return total
+
+
+def record_bytes(space: RowSpace, padded: bool = False) -> int:
+    """Bytes of a row with its optimizer state; `padded` as for `shard_bytes`."""
+    assert space.optimizer is not None
+    state = sum(prod(each) for each in state_shapes(space.optimizer.name, 1, space.dim))
+    floats = space.dim + state + 1
+    if padded:
+        floats += -floats % VECTOR
+    return 4 * floats
 
 
 def judged(needed: Mapping[str, int], available: Mapping[str, int], prefault: bool) -> str:

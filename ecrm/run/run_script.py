@@ -67,8 +67,7 @@ class ScriptFailure:
 
 def run_script(spec: RunSpec, guarded: Guarded, stop: StopSignals) -> NoReturn:
     """Run a script as one rank of a run, and end the process: see `run_rank`."""
-    # torchrec calls a torch function with a log message about its renaming, on every rank
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    quiet_torch()
     _without_input()
     prepare_torch(spec.config.train.threads)
     seed_slot(spec.config.train.seed, 0, 0)  # equal first weights of a model on every rank
@@ -79,6 +78,11 @@ def run_script(spec: RunSpec, guarded: Guarded, stop: StopSignals) -> NoReturn:
         count_calls=spec.config.cluster.stuck_seconds > 0,
         run_dir=spec.run_dir,
     )
+
+
+def quiet_torch() -> None:
+    """Leave out torch's log message about a renamed function, which torchrec calls."""
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
 def _without_input() -> None:
@@ -154,7 +158,7 @@ def _execute(script: Script, rank: ThisRank) -> ScriptFailure | None:
     sys.path.insert(0, str(script.path.absolute().parent))
     try:
         with _argparse_of(first=rank.transport.rank == 0):
-            _run_as_main(path)
+            run_as_main(path)
     except RunStopped:
         raise
     except (StepAborted, StopRequested):  # after the loop: the end of the run handles the error
@@ -181,7 +185,7 @@ def _execute(script: Script, rank: ThisRank) -> ScriptFailure | None:
     return None
 
 
-def _run_as_main(path: str) -> None:
+def run_as_main(path: str) -> None:
     """Run a file as the lasting main module: variables live as long as the process."""
     main = types.ModuleType("__main__")
     vars(main).update(__file__=path, __builtins__=builtins)

@@ -35,14 +35,16 @@ from ecrm.run.reported import goal_of
 from ecrm.run.session_run import start_run
 from ecrm.run.slot_faults import BEFORE_STEP, Place
 from ecrm.run.started import Start, Started, Wanted
+from ecrm.run.surveyed import alone_or_surveyed
 from ecrm.run.this_rank import is_rank, this_rank
 from ecrm.session.data import Batches, Indexed, feed_of, steps_of
 from ecrm.session.determinism_check import undo_is_tried
 from ecrm.session.device import move, session_device
 from ecrm.session.evaluation import EvalBatches, Evaluation
+from ecrm.session.feed import Feed
 from ecrm.session.loading import load, new_here
 from ecrm.session.save import format_of, save, state_dict, undisturbed
-from ecrm.session.slot_work import SessionBatches, SlotWork
+from ecrm.session.slot_work import SessionBatches, SlotWork, first_rows
 from ecrm.session.step_loop import Every, SessionLoop, check_unchanged
 from ecrm.session.whole_number import whole
 from ecrm.tables.batch_rows import BatchRows, find_kjts
@@ -152,7 +154,7 @@ class Session:
             scaler=self._scaler(grad_scaler),
             device=self.device,
         )
-        self._start = start or (start_run if is_rank() else run_alone)
+        self._start = start or (start_run if is_rank() else alone_or_surveyed(run_alone))
         self._started: Started | None = None
         self._loop: SessionLoop | None = None
         self._listeners: list[Callable[[int, Logged], None]] = []
@@ -276,7 +278,7 @@ class Session:
         feed = feed_of(batches, self._slots, steps, self._seed)
         self._replica.with_streams = feed.streams
         try:
-            started = self._started = self._begin(steps, feed.streams, samples)
+            started = self._started = self._begin(steps, feed, samples)
             steps = steps if started.steps is None else started.steps
             doing, engine = started.doing, started.run.engine
             self._replica.tries_undo = partial(undo_is_tried, engine, started.check_steps)
@@ -690,7 +692,7 @@ class Session:
         """
         self._loop_of("log").log(values)
 
-    def _begin(self, steps: int, open_end: bool, samples: int) -> Started:
+    def _begin(self, steps: int, feed: Feed, samples: int) -> Started:
         self._replica.check_parameters()
         self._replica.check_frozen("session.steps")
         self._replica.start_here()
@@ -703,10 +705,11 @@ class Session:
                 steps,
                 self._sparse_rate,
                 self._check_steps,
-                open_end,
+                feed.streams,
                 self.device,
                 any(every.goal is not None and every.goal.keep_best for every in self._every),
                 samples,
+                partial(first_rows, feed, self._rows_of, self._spaces),
             )
         )
 

@@ -194,6 +194,20 @@ class SessionBatches:
         return None if state is None else state.numpy().tobytes()
 
 
+def first_rows(feed: Feed, rows_of: Callable[[Any], BatchRows], spaces: int) -> list[int]:
+    """The numbers of distinct rows looked up by all slots of step 0, by row space.
+
+    `rows_of(batch)` are the rows of a batch, `spaces` is the number of row spaces.
+    """
+    found: list[list[Tensor]] = [[torch.empty(0, dtype=torch.int64)] for _ in range(spaces)]
+    for slot in feed.slots_in(0):
+        drawn = feed.draw_here(0, slot, None)
+        if not drawn.over:
+            for rows, more in zip(found, rows_of(aligned(drawn.batch)).rows):
+                rows.append(more)
+    return [torch.cat(rows).unique().numel() for rows in found]
+
+
 class SlotWork:
     """The user's code, run on slot after slot.
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from ecrm.config import make_config
+from ecrm.cli.commands import main
+from ecrm.config import load_config, make_config
+from ecrm.config.script import Script
+from ecrm.launch.memory_needs import Needs
 from ecrm.launch.overhead import MEASURED, seconds_to_loss
 from ecrm.launch.sizing import (
     SAFE_SECONDS,
@@ -16,9 +21,12 @@ from ecrm.launch.sizing import (
     Planned,
     candidates,
     in_words,
+    of_config,
+    of_script,
     rebuild_seconds,
 )
 from ecrm.launch.sizing import recommended as recommend
+from ecrm.run.surveyed import Survey
 from support.benchmarking import BENCHMARKS, program, read
 from support.commands import assert_one_line, ecrm
 
@@ -113,7 +121,7 @@ def test_the_time_to_data_loss_is_that_of_a_simulation(survived, rebuild):
 
 
 def test_candidates_follow_from_the_config(criteo_rows):
-    found = candidates("tiny", [f"data.path={criteo_rows}"], GIVEN)
+    found = candidates(of_config("tiny", [f"data.path={criteo_rows}"]), GIVEN)
     of = {(each.k, each.m): each for each in found}
     assert set(of) == {(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, 3), (2, 3)}
     assert of[1, 1].memory > of[4, 1].memory and of[2, 2].memory > of[2, 1].memory
@@ -155,11 +163,11 @@ def test_the_command_prints_a_table_and_a_recommendation(criteo_rows):
 
 
 def test_a_slow_network_is_told_with_the_recommendation(criteo_rows):
-    data = [f"data.path={criteo_rows}"]
-    traffic = {(each.k, each.m): each.traffic for each in candidates("tiny", data, GIVEN)}
+    model = of_config("tiny", [f"data.path={criteo_rows}"])
+    traffic = {(each.k, each.m): each.traffic for each in candidates(model, GIVEN)}
     for share, told in ((0.2, None), (0.3, "30%"), (1.5, "150%")):
         network = traffic[4, 1] / GIVEN.step_seconds / share
-        line = in_words("tiny", data, replace(GIVEN, network_bytes=network))[-1]
+        line = in_words(model, replace(GIVEN, network_bytes=network))[-1]
         assert " -k 4 -m 1:" in line
         end = f"; parity alone takes up to {told} of a step on this network"
         assert line.endswith(end) if told else "parity alone" not in line
@@ -167,10 +175,94 @@ def test_a_slow_network_is_told_with_the_recommendation(criteo_rows):
 
 def test_wrong_input_is_refused_in_a_line(criteo_rows, tmp_path):
     data = ("--set", f"data.path={criteo_rows}")
-    assert_one_line(ecrm("plan", "train.py", *OPTIONS), "known only as the script runs")
+    assert_one_line(ecrm("plan", "absent.py", *OPTIONS), "no script 'absent.py'")
     assert_one_line(ecrm("plan", "tiny", *data, *OPTIONS, "--mtbf", "-3"), "not a number above 0")
     assert_one_line(ecrm("plan", "tiny", *data, *OPTIONS, "--servers", "2.5"), "not a whole")
     assert_one_line(ecrm("plan", "tiny", *data, *OPTIONS, "--servers", "1"), "--servers 4")
     assert_one_line(
         ecrm("plan", "tiny", "--set", "data.path=absent", *OPTIONS), "no such directory"
     )
+
+
+SCRIPT = """
+import sys, torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+import ecrm
+
+print("made by the script")
+SLOTS = int(sys.argv[1])
+
+def batch(step, slot):
+    if step:
+        raise AssertionError("only the first step is drawn")
+    ids = torch.arange(slot * 60, slot * 60 + 100)
+    return KeyedJaggedTensor(["a", "b"], torch.cat([ids, ids]), lengths=torch.ones(200).long())
+
+tables = [
+    EmbeddingBagConfig(num_embeddings=20_000, embedding_dim=dim, name=name, feature_names=[name])
+    for name, dim in (("a", 16), ("b", 8))
+]
+model = torch.nn.ModuleDict({
+    "tables": EmbeddingBagCollection(tables, device=torch.device("meta")),
+    "dense": torch.nn.Linear(1000, 250),
+})
+apply_optimizer_in_backward(torch.optim.Adagrad, model["tables"].parameters(), {"lr": 1.0})
+session = ecrm.Session(model, slots=SLOTS, dense_optimizer=torch.optim.SGD)
+for ids in session.steps(batch, steps=100):
+    raise AssertionError("nothing is trained")
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path / "train.py"
+
+
+def planned(capsys, *words: str) -> tuple[int, list[str], str]:
+    """`ecrm plan` in this process, as torch is loaded: exit code, lines, stderr."""
+    code = main(["plan", *words])
+    told = capsys.readouterr()
+    return code, told.out.splitlines(), told.err
+
+
+def test_a_script_is_planned_from_its_tables_and_its_first_step(script, capsys):
+    modules, path = sys.modules["__main__"], [*sys.path]
+    code, lines, said = planned(capsys, "train.py", *OPTIONS, "--set", "storage.prefault=true")
+    assert code == 8 and "IndexError" in said, "the script's own word is missing"
+    code, lines, said = planned(capsys, "train.py", *OPTIONS, "--", "2")
+    assert (code, said) == (0, "made by the script\n")
+    assert (sys.modules["__main__"], sys.path) == (modules, path)
+    assert lines[0] == (
+        "train.py: 2 tables of 40,000 rows, and 1.0 MB of other parameters; the first step, of 2 "
+        "slots, looks up 320 rows, and stands for all steps"
+    )
+    rows = 20_000 * 4 * (16 + 16 + 1) + 20_000 * 4 * (8 + 8 + 1)
+    assert lines[1].startswith(f"{rows / 1e6:,.0f} MB of rows and optimizer state on 5 servers")
+    assert lines[-1].startswith("recommended: --servers 5 --protection erasure -k 4 -m 1: 331 MB")
+
+
+def test_a_scripts_candidates_are_those_of_a_config_with_the_same_rows(criteo_rows):
+    data = [f"data.path={criteo_rows}"]
+    config = load_config("tiny", data)
+    load, budget = Needs(config, 1).load, config.protection.rebuild_rows_per_step
+    survey = Survey(26, 2, 0, [(load.rows, load.record, load.looked_up)])
+    script, own = Script(Path("train.py")), [f"protection.rebuild_rows_per_step={budget}"]
+    of = [of_config("tiny", data), of_script(script, own, survey)]
+    assert candidates(of[0], GIVEN) == candidates(of[1], GIVEN)
+    split = [(load.rows // 2, load.record, load.looked_up // 2)] * 2
+    halves = candidates(of_script(script, own, replace(survey, rows=split)), GIVEN)
+    for one, two in zip(candidates(of[0], GIVEN), halves, strict=True):
+        assert two.memory == pytest.approx(one.memory, rel=1e-3)
+        assert two.rebuild_seconds == pytest.approx(one.rebuild_seconds, rel=0.01)
+
+
+def test_a_script_that_trains_nothing_is_refused(script, capsys):
+    script.write_text("print('hello')")
+    code, lines, said = planned(capsys, "train.py", *OPTIONS)
+    assert (code, lines) == (2, [])
+    assert "has ended without training: no session.steps() ran" in said
+    code, _, said = planned(capsys, "train.py", *OPTIONS, "--set", "data.path=x")
+    assert code == 2 and "hello" not in said, "a wrong setting is told before the script runs"
