@@ -349,6 +349,7 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> int:
     from ecrm.launch.mpirun_command import thread_environment, train_command
     from ecrm.process.guard import guard, hold_signals
+    from ecrm.run.auto_resume import complete_in_words
     from ecrm.run.reading import launch_id
     from ecrm.run.spec import handed_over, settle
 
@@ -358,7 +359,7 @@ def _train(args: argparse.Namespace) -> int:
         settled = settle(trained, args.set, args.run_dir, args.kill, args.resume, args.init_from)
         spec = settled.spec
         if settled.complete:
-            say_once(f"{args.run_dir} holds the complete run: nothing is left to do")
+            say_once(complete_in_words(args.run_dir))
             return 0
     else:
         spec = handed_over(args.spec)

@@ -39,7 +39,7 @@ from ecrm.launch.several_hosts import RemoteHosts
 from ecrm.launch.supervise import MpirunEnding, supervise
 from ecrm.launch.watch import watch_of
 from ecrm.process.linux import memory_bytes
-from ecrm.run.auto_resume import AUTO_RESUME, look
+from ecrm.run.auto_resume import AUTO_RESUME, complete_in_words, look
 from ecrm.run.reading import read_own
 from ecrm.run.run_lock import is_empty, make_run_dir, remove_empty
 from ecrm.run.session_folders import last_summary, session_folders
@@ -86,7 +86,8 @@ def launch(
     if config.train.tensorboard:
         require_tensorboard()
     if settled.complete:
-        print(f"{run_dir} holds the complete run: nothing is left to do", flush=True)
+        assert run_dir is not None  # --resume auto takes no other folder
+        print(complete_in_words(run_dir), flush=True)
         return 0
     if elsewhere is not None and mpirun_args:
         raise UsageError("--mpirun-args with --hosts: no mpirun runs; leave --mpirun-args out")

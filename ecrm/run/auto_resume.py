@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.base.errors import UsageError
+from ecrm.base.wording import counted
 from ecrm.checkpoint.compatibility import VERSIONS, identity
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
@@ -80,6 +81,23 @@ def _look(run_dir: Path, mine: bool) -> Found:
     # a script is through once its last session is
     summaries = [read_json(folder / "summary.json") for folder in session_folders(run_dir)]
     return Found(gone_on_from(run_dir), last_summary(summaries).get("completed") is True)
+
+
+def complete_in_words(run_dir: Path) -> str:
+    """The complete run in `run_dir` in a line, with the options that train more steps."""
+    folders = session_folders(run_dir)
+    summary = last_summary([read_json(folder / "summary.json") for folder in folders])
+    steps, sessions = summary.get("steps"), int(summary.get("sessions") or 1)
+    of = f" of {counted(sessions, 'session')}" if sessions > 1 else ""
+    if not of and isinstance(steps, int):
+        of = f" of {counted(steps, 'step')}"
+    said = f"{run_dir} holds the complete run{of}: nothing is left to do"
+    if ended := summary.get("ended_early"):
+        wanted, why = ended.get("steps_wanted"), ended.get("why")
+        return f"{said}; training ended before step {wanted}: {why}"
+    if gone_on_from(run_dir) != run_dir:
+        return said
+    return f"{said}; to train more steps, type --resume {run_dir} --run-dir NEW"
 
 
 def gone_on_from(run_dir: Path) -> Path | None:

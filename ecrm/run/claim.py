@@ -19,7 +19,7 @@ from ecrm.checkpoint.mapped_folder import hold, leave_link, make_folder
 from ecrm.checkpoint.trained import Trained
 from ecrm.config.schema import Config
 from ecrm.process.preflight import host_name
-from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
+from ecrm.run.auto_resume import AUTO_RESUME, check_same, complete_in_words, look, tidy
 from ecrm.run.durable_state import DurableState, durable_state
 from ecrm.run.gather import decide, gather_results
 from ecrm.run.plan import Start, find_starting_point
@@ -136,7 +136,7 @@ class _Claim:
         check_same(run_dir, self._trained.about())
         complete = found.complete and not self._spec.is_through
         if complete:
-            say(f"{run_dir} holds the complete run: nothing is left to do")
+            say(complete_in_words(run_dir))
         return found.resume, complete
 
     def join(self, decided: Mapping[str, Any], make_ready: MakeReady) -> dict[str, Any]:

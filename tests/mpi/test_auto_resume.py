@@ -49,7 +49,8 @@ def test_one_line_survives_sigkill_of_everything_and_ends_in_the_undisturbed_mod
         assert (
             done.returncode == 0
             and done.stdout + done.stderr
-            == f"{folder} holds the complete run: nothing is left to do\n"
+            == f"{folder} holds the complete run of 40 steps: nothing is left to do; to train more "
+            f"steps, type --resume {folder} --run-dir NEW\n"
         )
     assert (folder / "events.jsonl").read_bytes() == before
 

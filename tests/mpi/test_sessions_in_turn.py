@@ -114,5 +114,6 @@ def test_a_resume_trains_no_session_again_that_is_through(tmp_path, calm, number
     again = ecrm(*line, cwd=folder, timeout=60)
     assert (again.returncode, again.stdout) == (
         0,
-        "run holds the complete run: nothing is left to do\n",
+        "run holds the complete run of 3 sessions: nothing is left to do; to train more steps, "
+        "type --resume run --run-dir NEW\n",
     )

@@ -5,6 +5,8 @@ No test starts a run.
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from ecrm.checkpoint.exported_model import exported_model
 from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
 from ecrm.checkpoint.manifest import Manifest
 from ecrm.checkpoint.mapped_folder import make_folder
+from ecrm.cli.commands import main
 from ecrm.config import load_config
+from ecrm.run.auto_resume import complete_in_words
 from ecrm.run.plan import Start, find_starting_point, kept_by
 from support.advice import dataset
 
@@ -219,3 +223,33 @@ def test_a_checkpoint_with_the_dense_part_of_earlier_versions_is_refused_by_name
         find_starting_point(load_config("tiny", [f"data.path={data}"]), None, None, (), folder)
     with pytest.raises(UsageError, match=r"export the checkpoint with ecrm 0\.2\.0"):
         exported_model(said)
+
+
+def completed(folder: Path, data: Path, **fields: object) -> Path:
+    """A complete run as far as `--resume auto` looks at it."""
+    run(folder, data, "train.steps=12")
+    (folder / "events.jsonl").write_text('{"event": "start"}\n')
+    summary = {"completed": True, "steps": 12, "sessions": 1, "ended_early": None, **fields}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_a_complete_run_names_its_steps_and_the_options_that_train_more(tmp_path, data, capsys):
+    folder, new = completed(tmp_path / "run", data), str(tmp_path / "new")
+    words = ["launch", "tiny", "--set", f"data.path={data}", "--set", "train.steps=12"]
+    assert main([*words, "--run-dir", str(folder), "--resume", "auto"]) == 0
+    assert capsys.readouterr().out == (
+        f"{folder} holds the complete run of 12 steps: nothing is left to do; to train more "
+        f"steps, type --resume {folder} --run-dir NEW\n"
+    )
+    more = [*words[:-1], "train.steps=40", "--resume", str(folder), "--run-dir", new, "--dry-run"]
+    assert main(more) == 0 and "train.steps 12 -> 40" in capsys.readouterr().out
+
+
+def test_more_steps_are_offered_only_where_they_can_be_trained(tmp_path, data):
+    early = {"step": 9, "steps_wanted": 12, "best_step": None, "why": "session.stop() was called"}
+    said = complete_in_words(completed(tmp_path / "early", data, steps=9, ended_early=early))
+    assert said.endswith("training ended before step 12: session.stop() was called")
+    assert "run of 2 sessions: " in complete_in_words(completed(tmp_path / "two", data, sessions=2))
+    shutil.rmtree(completed(tmp_path / "bare", data) / FOLDER)
+    assert complete_in_words(tmp_path / "bare").endswith("of 12 steps: nothing is left to do")
