@@ -308,6 +308,15 @@ def _problems_of_what_is_kept(config: Config) -> list[Problem]:
                 {"checkpoint.every_minutes": 10},
             )
         )
+    if config.kind.rows_in_files and config.cluster.whole_tables:
+        problems.append(
+            _problem(
+                f"cluster.placement is tables, but protection.name is {protection.name}, whose "
+                "files hold rows in the order of rows",
+                {"cluster.placement": "rows"},
+                WITH_PARITY,
+            )
+        )
     if config.kind.rows_in_files and config.checkpoint.keep_best != "none":
         problems.append(
             _problem(

@@ -261,6 +261,15 @@ class ClusterConfig:
             "colocated": "Servers and trainers share ranks.",
         },
     )
+    placement: str = key(
+        "rows",
+        "Where the rows of a table lie.",
+        choices={
+            "rows": "Spread over all servers, row after row (row-wise sharding).",
+            "tables": "All on one server, unless the table is too large for an even share "
+            "(table-wise sharding).",
+        },
+    )
     failure_domain: str = key(
         "rank",
         "What may be lost at once. "
@@ -310,6 +319,11 @@ class ClusterConfig:
     start_seconds: float = key(
         120.0, "The run ends if MPI is not up on all ranks after this long.", minimum=1
     )
+
+    @property
+    def whole_tables(self) -> bool:
+        """Whether small tables lie whole on servers."""
+        return self.placement == "tables"
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class Engine:
     rows, as a pure function of the step, the same on all ranks: steps done again ask for the factor
     again. Rows, redundancy and logs lie on `device`; on the CPU `allocate` gives the memory of rows
     and redundancy. Tensors given to slots, or by slots, are on the CPU; rows for slots are pinned
-    unless `slots_on` is the CPU.
+    unless `slots_on` is the CPU. `whole_tables`: whether small tables lie whole on shards.
     """
 
     def __init__(
@@ -136,13 +136,16 @@ class Engine:
         sparse_rate: SparseRate | None = None,
         device: torch.device = CPU,
         slots_on: torch.device = CPU,
+        whole_tables: bool = False,
     ) -> None:
         allocate_shared = transport.allocate_shared
         if device.type != "cpu":
             allocate = ZerosOn(device)
             transport = staged = StagedTransport(transport, device)
             allocate_shared = staged.lend_on_device
-        stores = ShardStores(optimizer, tables, seed, allocate, allocate_shared, sparse_rate)
+        stores = ShardStores(
+            optimizer, tables, seed, allocate, allocate_shared, sparse_rate, whole_tables
+        )
         self.state = EngineState(
             transport,
             stores,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ecrm.engine.record_delivery import address, by_shard, place
 from ecrm.engine.shard_stores import ShardStores
-from ecrm.placement.stripes import RowLayout, StripeShape
+from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection
 from ecrm.protection.context import ProtectionContext
@@ -38,7 +38,7 @@ class Reshape:
         began: float,
     ) -> None:
         self.shape, self.view, self.began = shape, view, began
-        self.layouts = tuple(RowLayout(shape, layout.rows) for layout in old.layouts)
+        self.layouts = stores.layouts(shape)
         self.protection = protection.with_shape(shape)
         self.hosted = stores.host(
             view.shards_of(old.transport.rank), self.layouts, self.protection, missing=False

@@ -61,7 +61,7 @@ class Rollback:
         newest, shape, self.commits = _newest(transport, *mine)
         dead = [rank for rank in newest.live if rank not in transport.live]
         self.view = plan_rollback(newest, dead, shape, dense_replicas)
-        self.layouts = tuple(RowLayout(shape, space.rows) for space in stores.spaces)
+        self.layouts = stores.layouts(shape)
         self.protection = protection.with_shape(shape)
         self.hosted = stores.host(
             self.view.shards_of(transport.rank), self.layouts, self.protection, missing=False

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import Allocate, ZerosOn, lazy_zeros
+from ecrm.device.copies import on_device, on_host
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate
-from ecrm.placement.stripes import RowLayout
+from ecrm.placement.stripes import RowLayout, StripeShape, row_layouts
 from ecrm.placement.tables import RowSpace, Table, row_spaces
 from ecrm.protection.base import Protection
 from ecrm.storage.base import NativeStore, Store
@@ -29,11 +30,17 @@ class _InitialOfShard:
 
     def __call__(self, local: Tensor) -> Tensor:
         """Float32 [R, dim]; R local rows, int64."""
-        return self.values(self.layout.rows_of(self.shard, local))
+        return self.values(self._rows(local))
 
     def begin(self, values: Tensor, touched: Tensor, targets: Tensor, local: Tensor) -> None:
         """`InitialRows.begin` of local rows."""
-        self.values.begin(values, touched, targets, self.layout.rows_of(self.shard, local))
+        self.values.begin(values, touched, targets, self._rows(local))
+
+    def _rows(self, local: Tensor) -> Tensor:
+        """Row numbers of local rows, on their device; the places of tables are on the CPU."""
+        if self.layout.places is None or local.is_cpu:
+            return self.layout.rows_of(self.shard, local)
+        return on_device(local.device, self.layout.rows_of(self.shard, *on_host(local)))
 
 
 class ShardStores:
@@ -42,7 +49,8 @@ class ShardStores:
     `spaces` are the row spaces; `record_bytes` is the size of a record, by space, `kept_bytes` the
     size in a checkpoint. `optimizer` is for tables without their own. `allocate` gives the memory
     of rows, `allocate_shared` the memory of rows looked up and of deltas. `rate` is a factor on the
-    learning rate of all rows by step. `seed` is of the initial values.
+    learning rate of all rows by step. `seed` is of the initial values. `whole_tables`: whether
+    small tables lie whole on shards.
     """
 
     def __init__(
@@ -53,8 +61,9 @@ class ShardStores:
         allocate: Allocate = lazy_zeros,
         allocate_shared: Allocate = lazy_zeros,
         rate: SparseRate | None = None,
+        whole_tables: bool = False,
     ) -> None:
-        self.spaces = row_spaces(tables)
+        self.spaces, self._whole_tables = row_spaces(tables), whole_tables
         self.allocate, self._allocate_shared = allocate, allocate_shared
         self.optimizer, self.rate, self.seed = optimizer, rate, seed
         self._initial = [InitialRows(space, seed) for space in self.spaces]
@@ -62,6 +71,10 @@ class ShardStores:
         alone = [self._store(space, 1, torch.empty_like, of_one) for space in self.spaces]
         self.record_bytes = tuple(store.record_bytes for store in alone)
         self.kept_bytes = tuple(store.kept_bytes for store in alone)
+
+    def layouts(self, shape: StripeShape) -> tuple[RowLayout, ...]:
+        """The place of the rows of every row space under a stripe shape."""
+        return row_layouts(self.spaces, shape, self._whole_tables)
 
     def initial(self, space: int, rows: Tensor) -> Tensor:
         """Values of rows of a space, int64 [U], before any update, float32 [U, dim]."""

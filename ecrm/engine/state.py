@@ -25,7 +25,6 @@ from ecrm.engine.rollback import Rollback
 from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.step_log import StepLog
 from ecrm.placement.assignment import plan_reshape
-from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View, mark_whole
 from ecrm.protection.base import Protection, RepairReport
@@ -75,7 +74,7 @@ class EngineState:
             hooks or Hooks(),
             clock,
         )
-        self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in stores.spaces)
+        self.layouts = stores.layouts(protection.shape)
         self.hosted: dict[ShardSpace, HostedShard] = {}
         self.step = self.committed = self.commits = 0
         self.failures = FailureLog()

@@ -19,6 +19,7 @@ from ecrm.config.schema import Config
 from ecrm.data.described import Described, describe
 from ecrm.launch.dense_size import dense_parameters, pairs
 from ecrm.placement.sparse_optimizer import STATE_WIDTHS
+from ecrm.placement.tables import MOST_ROWS
 from ecrm.run.plan import view_over
 
 if TYPE_CHECKING:
@@ -111,10 +112,19 @@ class RowLoad:
         return min(between // config.cluster.servers, shard)
 
 
+def _periods(rows: int, config: Config) -> int:
+    """Periods of stripes of each server, for `rows` rows of one width."""
+    k, servers = config.kind.stripes(config.protection)[0], config.cluster.servers
+    # whole tables on servers: all servers have the size of the fullest
+    if config.cluster.whole_tables:
+        return ceil(MOST_ROWS * rows / servers / k)
+    return -(-rows // (k * servers))
+
+
 def of_server(load: RowLoad, config: Config) -> Need:
     """The need of a server with its share of the rows of one width."""
     k, m = config.kind.stripes(config.protection)
-    periods = -(-load.rows // (k * config.cluster.servers))
+    periods = _periods(load.rows, config)
     logged = 1 + config.kind.logged(config.protection)
     undo = load.touched(config, periods * k) * load.record * logged
     return Need(
@@ -140,7 +150,7 @@ class Needs:
         if config.storage.device == "cuda":
             record = -(-record // GPU_VECTOR) * GPU_VECTOR
         k = config.kind.stripes(config.protection)[0]
-        periods = -(-sum(tables.values()) // (k * cluster.servers))
+        periods = _periods(sum(tables.values()), config)
         looked_up = ceil(train.global_batch * sum(data.lookups.values()))
         self.load = RowLoad(sum(tables.values()), record, looked_up)
         self.server = of_server(self.load, config)

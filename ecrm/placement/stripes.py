@@ -4,17 +4,24 @@ Rows of one row space are numbered 0..rows-1; row r is data unit `r % k` of stri
 rotate over the shards: stripe j has parity t on shard (j + t) mod S and data unit d on shard (j + m
 + d) mod S, so in a period of S stripes each shard holds k data rows and m parity rows and no two
 members of a stripe meet on one shard. Units are numbered data first: 0..k-1 data, k..k+m-1 parity.
+
+With whole tables on shards (`TablePlaces`) rows lie elsewhere. The local rows of a shard, and the
+stripes of local rows, are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ecrm.base.errors import Unrecoverable
 from ecrm.kernels.unit_order import split_by_shard
+from ecrm.placement.table_places import TablePlaces, place_tables
+from ecrm.placement.tables import RowSpace
 
 
 @dataclass(frozen=True)
@@ -76,18 +83,21 @@ class StripeShape:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Location of `rows` rows under a stripe shape.
+    """Location of `rows` rows under a stripe shape, with whole tables on shards if `places`.
 
-    All shards have the same size: the last period is padded with rows of no table, always zero.
+    All shards have the same size: shards are padded with rows of no table, always zero.
     Arguments named `rows`, `local` and `stripes` are int64 tensors of one shape; results have the
     same shape and dtype. Ranges are not checked.
     """
 
     shape: StripeShape
     rows: int
+    places: TablePlaces | None = None
 
     @property
     def periods(self) -> int:
+        if self.places is not None:
+            return -(-self.places.rows_per_shard // self.shape.k)
         per_period = self.shape.k * self.shape.shards
         return -(-self.rows // per_period)
 
@@ -101,6 +111,8 @@ class RowLayout:
 
     def locate(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Shard and local row number of data rows."""
+        if self.places is not None:
+            return self.places.locate(rows)
         k, m, shards = self.shape.k, self.shape.m, self.shape.shards
         stripe, unit = rows // k, rows % k
         return (stripe + m + unit) % shards, (stripe // shards) * k + unit
@@ -111,10 +123,18 @@ class RowLayout:
         Returns the number of rows per shard, and shard by shard the places in `rows` and the local
         numbers.
         """
+        if self.places is not None:
+            shard, local = self.places.locate(rows)
+            # numpy sorts numbers of two bytes by radix
+            order = torch.from_numpy(np.argsort(shard.numpy().astype(np.uint16), kind="stable"))
+            counts = torch.bincount(shard, minlength=self.shape.shards).tolist()
+            return counts, order, local[order]
         return split_by_shard(rows, self.shape.k, self.shape.m, self.shape.shards)
 
     def rows_of(self, shard: int, local: Tensor) -> Tensor:
         """Row numbers of a shard's local rows; numbers >= `rows` are padding."""
+        if self.places is not None:
+            return self.places.rows_of(shard, local)
         k = self.shape.k
         return self.stripes_of_data(shard, local) * k + local % k
 
@@ -143,3 +163,16 @@ class RowLayout:
             if unit < self.shape.k
             else self.local_parity(period, unit - self.shape.k)
         )
+
+
+def row_layouts(
+    spaces: Sequence[RowSpace], shape: StripeShape, whole_tables: bool = False
+) -> tuple[RowLayout, ...]:
+    """The layout of every row space; `whole_tables`: whether tables lie whole on shards."""
+    if not whole_tables:
+        return tuple(RowLayout(shape, space.rows) for space in spaces)
+    places = place_tables(spaces, shape.shards)
+    return tuple(
+        RowLayout(shape, space.rows, of_space)
+        for space, of_space in zip(spaces, places, strict=True)
+    )

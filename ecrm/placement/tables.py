@@ -11,6 +11,12 @@ from ecrm.base.errors import UsageError
 from ecrm.placement.initial_values import Initial
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 
+MOST_ROWS = 1.1
+"""Rows of the fullest shard over an even share, above which one more table is spread.
+
+All shards have the size of the fullest, so this bounds the memory that whole tables add.
+"""
+
 
 @dataclass(frozen=True)
 class Table:

@@ -13,7 +13,7 @@ from ecrm.base.allocate import UNTOUCHED
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import named
 from ecrm.config.schema import Config
-from ecrm.placement.stripes import StripeShape
+from ecrm.placement.stripes import StripeShape, row_layouts
 from ecrm.placement.tables import RowSpace
 from ecrm.run.connect import Cluster
 from ecrm.storage.base import VECTOR, state_shapes
@@ -39,7 +39,9 @@ def judge_memory(
     a script is not available any more, and thereby counted.
     """
     hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
-    each = shard_bytes(spaces, cluster.protection.shape, cluster.rows_on_gpu)
+    each = shard_bytes(
+        spaces, cluster.protection.shape, cluster.rows_on_gpu, config.cluster.whole_tables
+    )
     on_gpu = {rank: shown for rank, shown in gpus.items() if shown is not None}
     needed_there = {rank: each * len(cluster.view.shards_of(rank)) for rank in on_gpu}
     judge_gpus(needed_there, on_gpu, hosts)
@@ -70,7 +72,8 @@ def reserve_own(config: Config, cluster: Cluster, spaces: Sequence[RowSpace], ra
     looks = config.storage.device == "cuda" and not config.testing.imitated_gpu
     if not looks and not config.kind.rows_in_files:
         shards = len(cluster.view.shards_of(rank))
-        reserve(spaces, cluster.protection.shape, shards, str(cluster.processes[rank]["host"]))
+        host = str(cluster.processes[rank]["host"])
+        reserve(spaces, cluster.protection.shape, shards, host, config.cluster.whole_tables)
 
 
 def free_on_gpu() -> tuple[str, int]:
@@ -104,14 +107,20 @@ def judge_gpus(
             )
 
 
-def reserve(spaces: Sequence[RowSpace], shape: StripeShape, shards: int, host: str) -> None:
+def reserve(
+    spaces: Sequence[RowSpace],
+    shape: StripeShape,
+    shards: int,
+    host: str,
+    whole_tables: bool = False,
+) -> None:
     """Ask the system for the rows of some shards, and give the memory back untouched.
 
     Raises UsageError if the system refuses.
     """
     with ExitStack() as held:
-        for space in spaces:
-            size = -(-space.rows // (shape.k * shape.shards)) * shape.k * 4 * space.dim
+        for space, layout in zip(spaces, row_layouts(spaces, shape, whole_tables), strict=True):
+            size = layout.data_rows_per_shard * 4 * space.dim
             for _ in range(shards):
                 try:
                     memory = mmap.mmap(-1, size, flags=UNTOUCHED)
@@ -126,15 +135,17 @@ def reserve(spaces: Sequence[RowSpace], shape: StripeShape, shards: int, host: s
                 held.enter_context(memory)
 
 
-def shard_bytes(spaces: Sequence[RowSpace], shape: StripeShape, padded: bool) -> int:
+def shard_bytes(
+    spaces: Sequence[RowSpace], shape: StripeShape, padded: bool, whole_tables: bool = False
+) -> int:
     """Bytes of one shard once every row is updated: rows, optimizer state and redundancy.
 
     `padded`: records are padded, on all ranks, because some rank has its rows on a GPU.
     """
     total = 0
-    for space in spaces:
-        periods = -(-space.rows // (shape.k * shape.shards))
-        total += periods * (shape.k + shape.m) * record_bytes(space, padded)
+    for space, layout in zip(spaces, row_layouts(spaces, shape, whole_tables), strict=True):
+        rows = layout.data_rows_per_shard + layout.parity_rows_per_shard
+        total += rows * record_bytes(space, padded)
     return total
 
 

@@ -434,6 +434,7 @@ def _engine(
         device=device_of(config, "storage.device"),
         slots_on=wanted.device,
         sparse_rate=wanted.sparse_rate,
+        whole_tables=config.cluster.whole_tables,
     )
 
 

@@ -90,6 +90,7 @@ OF_CONFIG = [
         "cluster.trainers=1",
         "cluster.spares=0",
     ],
+    ["cluster.placement=tables", "protection.name=mapped"],
     ["checkpoint.keep_best=auc"],
     ["checkpoint.keep_best=auc", "train.eval_every_steps=5", "protection.name=mapped"],
     ["checkpoint.keep_best=logloss", "train.eval_every_steps=5", "data.eval_fraction=0"],

@@ -129,7 +129,7 @@ class Checkers:
         _hosts_its_shards(rank, engine)
         circle = Circle.of(engine.state.protection.shape)
         for (shard, space), hosted in engine.state.hosted.items():
-            truth = self._truth.records[step][space]
+            truth = self._records(engine, step, space)
             rows = torch.from_numpy(circle.rows_on(shard, len(truth)).reshape(-1))
             local = (rows < len(truth)).nonzero().squeeze(1)
             if hosted.missing is not None:
@@ -138,10 +138,11 @@ class Checkers:
             wrong = (held != truth[rows[local]]).any(dim=1).nonzero().squeeze(1)
             self.rows += local.numel()
             if wrong.numel():
-                row = int(rows[local[wrong[0]]])
+                layout = engine.state.layouts[space]
                 raise Violation(
-                    f"rank {rank} commit {step}: "
-                    f"row {row} of space {space} (shard {shard}) is not the oracle's"
+                    f"rank {rank} commit {step}: row "
+                    f"{int(layout.rows_of(shard, local[wrong[0]]))} of space {space} "
+                    f"(shard {shard}) is not the oracle's"
                 )
         if engine.state.protection.kind.copies_at_slots:
             check_held(rank, engine, self._truth, step)
@@ -173,12 +174,13 @@ class Checkers:
     def _check_parity(self, rank: int, engine: Engine, step: int) -> None:
         circle = Circle.of(engine.state.protection.shape)
         for (shard, space), parity in _parity(engine).items():
-            stripes = circle.parity_on(shard, len(self._truth.records[step][space]))
+            records = self._records(engine, step, space)
+            stripes = circle.parity_on(shard, len(records))
             for t in range(circle.m):
                 local = torch.arange(t, stripes.size, circle.m)
                 if parity.missing is not None:
                     local = local[~parity.missing.among(local)]
-                expected = self._parity_of(step, space, t, circle)[
+                expected = self._parity_of(step, space, t, circle, records)[
                     torch.from_numpy(stripes.reshape(-1))[local]
                 ]
                 self.parity_rows += local.numel()
@@ -189,15 +191,31 @@ class Checkers:
                         f"parity {t} on shard {shard} is not that of the data"
                     )
 
-    def _parity_of(self, step: int, space: int, t: int, circle: Circle) -> Tensor:
-        """Parity t of all stripes of the oracle's records; a cache keeps the newest results."""
+    def _records(self, engine: Engine, step: int, space: int) -> Tensor:
+        """The oracle's records, uint8 [R, B], in the order of the stripes' rows."""
+        layout, records = engine.state.layouts[space], self._truth.records[step][space]
+        if layout.places is None:
+            return records
+        circle = Circle.of(layout.shape)
+        each = layout.data_rows_per_shard
+        in_order = records.new_zeros(each * circle.shards, records.shape[1])
+        for shard in range(circle.shards):
+            rows = layout.rows_of(shard, torch.arange(each))
+            known = rows < len(records)
+            places = torch.from_numpy(circle.rows_on(shard, len(in_order)).reshape(-1))
+            in_order[places[known]] = records[rows[known]]
+        return in_order
+
+    def _parity_of(self, step: int, space: int, t: int, circle: Circle, records: Tensor) -> Tensor:
+        """Parity t of all stripes of the oracle's records; a cache keeps the newest results.
+
+        `records` are as from `_records`: all ranks of a view have the same layouts.
+        """
         key = (step, space, t, circle)
         if key not in self._parity:
             if len(self._parity) > 100:
                 self._parity.clear()
-            self._parity[key] = torch.from_numpy(
-                circle.parity(self._truth.records[step][space].numpy(), t)
-            )
+            self._parity[key] = torch.from_numpy(circle.parity(records.numpy(), t))
         return self._parity[key]
 
 

@@ -65,6 +65,9 @@ WIDE_SHARE = 0.08
 GPU_SHARE = 0.02
 """Share of the schedules of the small job with rows on an imitated GPU."""
 
+WHOLE_TABLES_SHARE = 0.4
+"""Share of schedules with small tables whole on shards."""
+
 INTERPRETED_SHARE = 0.03
 """Share of the schedules on an imitated GPU with kernels run by Triton's interpreter.
 
@@ -122,6 +125,7 @@ def _cluster(workload: Workload) -> str:
     return (
         f"{counted(workload.servers, 'server')} + {counted(workload.trainers, 'trainer')} + "
         f"{counted(workload.spares, 'spare')} {workload.layout}"
+        f"{' with whole tables' if workload.whole_tables else ''}"
     )
 
 
@@ -249,6 +253,12 @@ def draw(seed: int, suite: str) -> Schedule:
         schedule = replace(schedule, model=model, fatal=fatal)
     elif may_have_gpu:
         workload = _with_gpu(f"where rows lie {suite} {seed}", workload)
+    rng = random.Random(f"where tables lie {suite} {seed}")
+    if schedule.later is not None:
+        later = replace(schedule.later, whole_tables=rng.random() < WHOLE_TABLES_SHARE)
+        schedule = replace(schedule, later=later)
+    if not workload.kind.rows_in_files:
+        workload = replace(workload, whole_tables=rng.random() < WHOLE_TABLES_SHARE)
     return replace(schedule, workload=workload)
 
 

@@ -126,6 +126,7 @@ def session_engine(
     device: torch.device = CPU,
     durable: Durable | None = None,
     place_of_dead: PlaceOfDead = lambda rank: (),
+    whole_tables: bool = False,
 ) -> Engine:
     """The engine of a session on one simulated rank, with rows on `device`."""
     hooks.inquest = UserCode(place_of_dead)
@@ -144,6 +145,7 @@ def session_engine(
         device=device,
         slots_on=wanted.device,
         durable=durable,
+        whole_tables=whole_tables,
     )
 
 
@@ -229,6 +231,7 @@ class SessionJob:
                 workload.policy(protection),
                 durable=self._durable(workload),
                 place_of_dead=whereabouts,
+                whole_tables=workload.whole_tables,
             )
             engines.append(engine)
             if workload.skip_undo:

@@ -350,6 +350,8 @@ def _traits(schedule: Schedule) -> list[str]:
         traits.append("schedules with some ranks on a GPU")
     if workload.k > 4 or workload.m > 3:
         traits.append("schedules with wide stripes")
+    if workload.whole_tables:
+        traits.append("schedules with whole tables")
     return traits
 
 

@@ -111,6 +111,7 @@ class Workload:
       "cuda" for a real GPU. `on_cpu`: ranks with rows on the CPU all the same.
     - `gpu_kernels`: the backend of kernels on a GPU, as in `kernels.backend`; `None` keeps the
       present setting.
+    - `whole_tables`: whether small tables lie whole on shards.
     """
 
     seed: int = 0
@@ -144,6 +145,7 @@ class Workload:
     rows_on: str = "cpu"
     gpu_kernels: str | None = None
     on_cpu: tuple[int, ...] = ()
+    whole_tables: bool = False
 
     @property
     def world_size(self) -> int:
@@ -263,6 +265,7 @@ def make_engine(
         allocate=allocate if workload.rows_on == "cpu" else ZerosOn(CPU),
         device=workload.device_of(transport.rank),
         sparse_rate=falling if workload.falls else None,
+        whole_tables=workload.whole_tables,
     )
     if workload.skip_undo:
         leave_updates_in_place(engine)
