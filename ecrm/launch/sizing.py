@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
@@ -173,7 +172,7 @@ def rebuild_seconds(rows: float, record: float, k: int, config: Config, given: P
     network, within the share of time for rebuilding.
     """
     protection = config.protection
-    most = most_rows(protection.rebuild_rows_per_step, ceil(record))
+    most = most_rows(protection.rebuild_rows_per_step, math.ceil(record))
     by_network = rows * record * k / given.network_bytes / protection.rebuild_share
     return max(rows / most * given.step_seconds, by_network)
 
