@@ -219,7 +219,7 @@ def measured(
             "contender": name,
             "ranks": size.ranks,
             "global_batch": sets["train.global_batch"],
-            "turns": case.turns,
+            "turns": len(mine),
             "step_ms": round(1e3 * statistics.median(mine), 2),
             "samples_per_second": round(sets["train.global_batch"] / statistics.median(mine)),
             "session_over_this": round(

@@ -55,12 +55,19 @@ class Program:
 
 @dataclass
 class InterleavedRun:
-    """One run. It is stopped except in its `turns`: (begin, end) in seconds since the epoch."""
+    """One run. It is stopped but when it `ran`: (begin, end) in seconds since the epoch.
+
+    First it ran to warm up; its turns are the rest.
+    """
 
     name: str
     program: Program
     process: subprocess.Popen[str]
-    turns: list[tuple[float, float]] = field(default_factory=list)
+    ran: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def turns(self) -> Sequence[tuple[float, float]]:
+        return self.ran[1:]
 
     @property
     def _members(self) -> list[int]:
@@ -91,7 +98,7 @@ class InterleavedRun:
         self.signal(signal.SIGCONT)
         time.sleep(seconds)
         self.signal(signal.SIGSTOP)
-        self.turns.append((begin, time.time()))
+        self.ran.append((begin, time.time()))
         self.check()
 
     def end(self) -> None:
@@ -107,21 +114,46 @@ class InterleavedRun:
             self.process.communicate()
 
 
-def step_seconds(finished: Finished, turns: Sequence[tuple[float, float]]) -> list[float]:
+def step_seconds(finished: Finished, turns: Sequence[tuple[float, float]]) -> list[float | None]:
     """Seconds of an average step of each turn, of the steps that begin and end in it.
 
-    Raises ValueError for a turn without such a step.
+    `None` for a turn without such a step.
     """
-    found = []
+    found: list[float | None] = []
     for begin, end in turns:
         inside = [(step, at) for step, at in finished if begin < at < end]
-        if len(inside) < 2:
-            raise ValueError(
-                f"{len(inside)} steps were finished in a turn of {end - begin:.2f} s: "
-                "give it longer turns"
-            )
-        found.append((inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0]))
+        found.append(
+            (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
+            if len(inside) > 1
+            else None
+        )
     return found
+
+
+def counted(seconds: Mapping[str, Sequence[float | None]]) -> dict[str, list[float]]:
+    """The turns in which every run has a step; ratios are of neighbours, so all or none count.
+
+    Raises ValueError if fewer than half of the turns are left.
+    """
+    turns = list(zip(*seconds.values(), strict=True))
+    whole = [turn for turn in turns if None not in turn]
+    if 2 * len(whole) < len(turns):
+        without = {name: list(mine).count(None) for name, mine in seconds.items()}
+        told = ", ".join(f"{name} {count}" for name, count in without.items() if count)
+        raise ValueError(
+            f"only {len(whole)} of {len(turns)} turns have a step of every run (turns without: "
+            f"{told}): give longer turns"
+        )
+    return {name: [turn[place] for turn in whole] for place, name in enumerate(seconds)}
+
+
+def running(finished: Finished, ran: Sequence[tuple[float, float]]) -> Finished:
+    """The same steps, in time without the stops between the spans in which the run `ran`."""
+    stops = [(end, begin) for (_, end), (begin, _) in pairwise(ran)]
+    return [
+        (step, at - sum(begin - end for end, begin in stops if begin <= at))
+        for step, at in finished
+    ]
 
 
 @dataclass(frozen=True)
@@ -155,23 +187,22 @@ def interleave(
     """Seconds of an average step in each turn, by the name of the run.
 
     Each of the `programs` has `turns`, after at least `warm_steps` steps. `seconds` says how long
-    its turns are, from the steps that it has finished until then. All runs are gone afterwards.
-    Raises RunFailed where one ends by itself.
+    the next turn is, from the steps that it has told of until then, in time without stops: a slower
+    machine gets longer turns. A turn without a step of some run counts for no run. All runs are
+    gone afterwards. Raises RunFailed where one ends by itself; ValueError like `counted`.
     """
     started: list[InterleavedRun] = []
-    lengths: dict[str, float] = {}
     try:
         for name, program in programs.items():
             started.append(_start(name, program))
             _warm_up(started[-1], warm_steps)
-            lengths[name] = seconds(program.finished())
         for number in range(turns):
             for run in started if number % 2 == 0 else reversed(started):
-                run.continue_for(lengths[run.name])
+                run.continue_for(seconds(running(run.program.finished(), run.ran)))
     finally:
         for run in started:
             run.end()
-    return {run.name: step_seconds(run.program.finished(), run.turns) for run in started}
+    return counted({run.name: step_seconds(run.program.finished(), run.turns) for run in started})
 
 
 def run_interleaved(
@@ -225,10 +256,11 @@ def _start(name: str, program: Program) -> InterleavedRun:
 
 def _warm_up(run: InterleavedRun, steps: int) -> None:
     """Let it run until it has told that so many steps are done, then stop it."""
-    deadline = time.monotonic() + START_SECONDS
+    begin, deadline = time.time(), time.monotonic() + START_SECONDS
     while not any(step >= steps for step, _ in run.program.finished()):
         run.check()
         if time.monotonic() > deadline:
             raise RunFailed(f"{run.name} did not come to step {steps} in {START_SECONDS:g} s")
         time.sleep(0.1)
     run.signal(signal.SIGSTOP)
+    run.ran.append((begin, time.time()))

@@ -338,6 +338,30 @@ def test_sizes_ascend():
     assert list(ours.items()) == [(500, [pytest.approx(2.0)] * 2), (1000, [pytest.approx(4.0)] * 2)]
 
 
+def test_a_turn_without_a_step_of_some_run_counts_for_no_run():
+    counted = program("lib.interleaved").counted
+    assert counted({"one": [1.0, None, 3.0], "other": [4.0, 5.0, 6.0]}) == {
+        "one": [1.0, 3.0],
+        "other": [4.0, 6.0],
+    }
+    with pytest.raises(
+        ValueError,
+        match=r"^only 1 of 3 turns have a step of every run \(turns without: one 1, other 1\): "
+        "give longer turns$",
+    ):
+        counted({"one": [1.0, None, 3.0], "other": [None, 5.0, 6.0], "third": [1.0, 1.0, 1.0]})
+
+
+def test_stops_are_no_part_of_the_pace_by_which_turns_are_as_long_as_some_steps():
+    interleaved = program("lib.interleaved")
+    ran = [(0.0, 3.0), (10.0, 12.0), (20.0, 21.0)]
+    finished = [(1, 1.0), (2, 2.0), (3, 11.0), (4, 20.5)]
+    assert interleaved.running(finished, ran) == [(1, 1.0), (2, 2.0), (3, 4.0), (4, 5.5)]
+    assert interleaved.several_steps(6)(interleaved.running(finished, ran)) == pytest.approx(
+        6 * 1.75
+    )
+
+
 def test_only_steps_within_a_turn_count():
     interleaved = program("lib.interleaved")
     # step 4 was not told
@@ -346,10 +370,7 @@ def test_only_steps_within_a_turn_count():
         pytest.approx(0.8 / 3),
         pytest.approx(0.5),
     ]
-    with pytest.raises(
-        ValueError, match="^1 steps were finished in a turn of 1.00 s: give it longer turns$"
-    ):
-        interleaved.step_seconds(finished, [(2.0, 3.0)])
+    assert interleaved.step_seconds(finished, [(2.0, 3.0)]) == [None]
     assert interleaved.Beside([1.1, 2.4, 9.0], [1.0, 2.0, 3.0]).overhead == pytest.approx(0.2)
 
 
