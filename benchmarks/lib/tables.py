@@ -127,6 +127,33 @@ def scrub(rows: Sequence[Row]) -> list[str]:
     return markdown(header, lines)
 
 
+THOUSAND = {
+    "messages": ("all messages of a slot, and its rows collected", "at most 1 ms"),
+    "ledger": ("what survivors tell each other, and the joint state", "at most 1 MB a rank"),
+    "plan": ("new hosts for the shards of a dead host", "at most 50 ms"),
+    "digest": ("digest of rows", "at least 40 million rows/s"),
+}
+"""In words, with the target, by the case of bench_thousand.py."""
+
+
+def thousand(rows: Sequence[Row]) -> list[str]:
+    """What a rank of a thousand pays for the number of ranks; medians over the rounds."""
+    lines = []
+    for (case,), mine in groups(rows, "case").items():
+        what, bar = THOUSAND[case]
+        amount, taken = int(mine[0]["amount"]), numbers(mine, "cpu_ms")
+        told = {
+            "messages": f"{amount:,} rows",
+            "ledger": f"{amount / 1e6:.2f} MB sent by a rank",
+            "plan": f"{amount} ranks dead",
+            "digest": f"{amount / statistics.median(taken) / 1e3:,.1f} million rows/s",
+        }[case]
+        cold = f"{statistics.median(numbers(mine, 'cold_cpu_ms')):.2f}"
+        lines.append((what, f"{int(mine[0]['ranks']):,}", spread(taken, 2), cold, told, bar))
+    header = ("what", "ranks", "CPU time of a rank, ms", "with cold caches, ms", "amount", "target")
+    return markdown(header, lines)
+
+
 def prepare(rows: Sequence[Row]) -> list[str]:
     """Rows of Criteo text prepared a second, by the number of threads."""
     header = (
@@ -587,6 +614,7 @@ TABLES: dict[str, Table | Picture] = {
     "recovery": Table("recovery.csv", recovery),
     "prepare": Table("prepare.csv", prepare),
     "scrub": Table("scrub.csv", scrub),
+    "thousand": Table("thousand.csv", thousand),
     "checkpoint": Table("checkpoint.csv", checkpoint),
     "checkpoint runs": Table("checkpoint_runs.csv", checkpoint_runs),
     "kernels": Table("kernels.csv", kernels),

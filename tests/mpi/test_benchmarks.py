@@ -140,6 +140,16 @@ def test_scrub(committed_results, benchmark_data, tmp_path):
     assert all(int(line["rows_checked_per_step"]) > 0 for line in lines[1:])
 
 
+def test_thousand(committed_results, tmp_path, capsys):
+    program("bench_thousand").main(["--smoke", "--csv", str(tmp_path / "thousand.csv")])
+    lines = measured(tmp_path / "thousand.csv")
+    assert [line["case"] for line in lines] == ["messages", "ledger", "plan", "digest"] * 2
+    assert all(float(line["cpu_ms"]) > 0 and int(line["amount"]) > 0 for line in lines)
+    ledger = next(line for line in lines if line["case"] == "ledger")
+    assert 19 * 100 < int(ledger["amount"]) < 19 * 1000
+    assert "million rows/s | at least 40 million rows/s" in capsys.readouterr().out
+
+
 def test_prepare(committed_results, tmp_path, capsys):
     target = tmp_path / "prepare.csv"
     program("bench_prepare").main(["--smoke", "--checkout", str(ROOT), "--csv", str(target)])
