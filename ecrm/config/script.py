@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +67,12 @@ class Script:
     def typed(self) -> str:
         """The script or the config as typed by the user."""
         return self.arguments[0] if self.follows_config else str(self.path)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the script's text and arguments."""
+        text = json.dumps(self.arguments).encode()
+        return hashlib.sha256(self.path.read_bytes() + b"\0" + text).hexdigest()
 
     def check(self) -> None:
         """Raise UsageError if the script is missing."""

@@ -220,6 +220,9 @@ class Start(Event):
         Told("implementation of the interaction that is used; not of a script", optional=True),
     ] = None
     script: Annotated[str | None, Told("the script that is run", optional=True)] = None
+    script_sha256: Annotated[
+        str | None, Told("SHA-256 of the script's text and arguments", optional=True)
+    ] = None
     open_end: Annotated[
         bool | None,
         Told(

@@ -41,6 +41,7 @@ from ecrm.launch.watch import watch_of
 from ecrm.process.linux import memory_bytes
 from ecrm.run.auto_resume import AUTO_RESUME, complete_in_words, look
 from ecrm.run.reading import read_own
+from ecrm.run.resume_check import check_resume
 from ecrm.run.run_lock import is_empty, make_run_dir, remove_empty
 from ecrm.run.session_folders import last_summary, session_folders
 from ecrm.run.spec import VARIABLE, settle
@@ -91,6 +92,10 @@ def launch(
         return 0
     if elsewhere is not None and mpirun_args:
         raise UsageError("--mpirun-args with --hosts: no mpirun runs; leave --mpirun-args out")
+    if script:
+        with Waiting(_print) as waiting:
+            waiting("the changed script is checked")
+            check_resume(spec)
     hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
     somewhere = hosts is not None or ELSEWHERE.intersection(mpirun_args)
     available = None if script or somewhere else memory_bytes()[1]
@@ -151,7 +156,7 @@ def launch(
             print(f"# {told}")
         return 0
     if hosts is not None:
-        waiting = Waiting(lambda line: print(line, flush=True))
+        waiting = Waiting(_print)
         waiting("the hosts are tried")
         try:
             hosts.try_hosts()
@@ -181,6 +186,10 @@ def launch(
             print(f"what there is of the run is in {folder}", flush=True)
         raise
     return 0
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 def _absolute(path: Path | None) -> Path | None:

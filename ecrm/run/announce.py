@@ -15,6 +15,7 @@ from ecrm.base.version_set import version_set
 from ecrm.base.wording import counted
 from ecrm.checkpoint.folder import name_of
 from ecrm.config.faults import Kill, unfired
+from ecrm.config.script import Script
 from ecrm.engine.events import Start
 from ecrm.engine.failures import RecoveryRecord
 from ecrm.kernels import native
@@ -30,7 +31,7 @@ def start_event(
     run: RunContext,
     cluster: Cluster,
     rank: Rank,
-    script: str | None,
+    script: Script | None,
     dense_arch: str | None,
     open_end: bool | None,
 ) -> Start:
@@ -50,7 +51,8 @@ def start_event(
         versions=versions,
         version_set=name_of_versions(versions),
         dense_arch=dense_arch,
-        script=script,
+        script=None if script is None else script.typed,
+        script_sha256=None if script is None else script.digest,
         open_end=open_end,
         world_size=config.world_size,
         oversubscribed=cluster.cores.manner,

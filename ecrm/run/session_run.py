@@ -152,7 +152,7 @@ def start_run(wanted: Wanted) -> Started:
             run,
             cluster,
             built,
-            script=None if follows else rank.script.typed,
+            script=None if follows else rank.script,
             dense_arch=config.model.interaction if follows else None,
             open_end=wanted.open_end or None,
         )
@@ -204,8 +204,8 @@ class _Start:
         """Check the inputs of this rank, and return its hello. Raises UsageError and DataError."""
         _check_begun(futile)
         wanted, follows, config = self.wanted, self._follows, spec.config
-        self.config = config = _config(spec, wanted, self._started)
-        self.module = _trained(wanted, config)
+        self.config = config = merged_config(spec, wanted, self._started)
+        self.module = trained_by(wanted, config)
         if follows:
             others: dict[str, Any] = {"data": data_of(config)}
             steps = BuiltIn(config).steps()
@@ -345,7 +345,7 @@ def _multiplied(config: Config, wanted: Wanted) -> int | None:
     return len(wanted.tables) if native else None
 
 
-def _config(spec: RunSpec, wanted: Wanted, started: int) -> Config:
+def merged_config(spec: RunSpec, wanted: Wanted, started: int) -> Config:
     """Merge the script's choices into the config. Raises UsageError if the two conflict.
 
     A recipe has no choices of its own. `started` is the number of ranks.
@@ -377,7 +377,8 @@ def _config(spec: RunSpec, wanted: Wanted, started: int) -> Config:
     return replace(config, train=train)
 
 
-def _trained(wanted: Wanted, config: Config) -> TrainedModule:
+def trained_by(wanted: Wanted, config: Config) -> TrainedModule:
+    """The module that a session trains, before the files of its tables are read."""
     replica = wanted.make_dense()
     if not isinstance(replica, ModuleReplica):
         return TrainedModule(wanted, {}, {}, {})

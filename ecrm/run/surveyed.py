@@ -10,7 +10,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from ecrm.base.errors import DataError, EcrmError, ScriptFailed, UsageError
 from ecrm.base.wording import counted
@@ -50,34 +50,36 @@ class _Enough(BaseException):
     """Ends a script at the training of its first session."""
 
 
-_found: list[Survey] | None = None
-"""Where a session under survey leaves its survey; `None` in a process without a survey."""
+_asked: Callable[[Wanted], None] | None = None
+"""Gets the request of a session under survey; `None` in a process without a survey."""
 
 
 def alone_or_surveyed(alone: Callable[[Wanted], Started]) -> Callable[[Wanted], Started]:
     """The start of a session without ranks: `alone`, or the end of the script under a survey."""
-    return alone if _found is None else _survey
+    return alone if _asked is None else _ask
 
 
-def _survey(wanted: Wanted) -> NoReturn:
+def _ask(wanted: Wanted) -> NoReturn:
+    assert _asked is not None
+    if wanted.steps:
+        _asked(wanted)
+    raise _Enough
+
+
+def survey(script: Script) -> Survey:
+    """Survey a script. Raises UsageError, DataError and ScriptFailed as `run_to_training`."""
+    return run_to_training(script, _survey)
+
+
+def _survey(wanted: Wanted) -> Survey:
     from ecrm.placement.tables import row_spaces
     from ecrm.run.memory_check import record_bytes
 
-    if wanted.steps:
-        spaces, looked_up = row_spaces(wanted.tables), wanted.first_rows()
-        assert _found is not None
-        _found.append(
-            Survey(
-                len(wanted.tables),
-                wanted.slots,
-                _dense_bytes(wanted),
-                [
-                    (space.rows, record_bytes(space), count)
-                    for space, count in zip(spaces, looked_up, strict=True)
-                ],
-            )
-        )
-    raise _Enough
+    rows = [
+        (space.rows, record_bytes(space), looked_up)
+        for space, looked_up in zip(row_spaces(wanted.tables), wanted.first_rows(), strict=True)
+    ]
+    return Survey(len(wanted.tables), wanted.slots, _dense_bytes(wanted), rows)
 
 
 def _dense_bytes(wanted: Wanted) -> int:
@@ -89,8 +91,11 @@ def _dense_bytes(wanted: Wanted) -> int:
     return sum(each.numel() * each.element_size() for each in own)
 
 
-def survey(script: Script) -> Survey:
-    """Run a script up to its training, with its output on stderr.
+Answer = TypeVar("Answer")
+
+
+def run_to_training(script: Script, ask: Callable[[Wanted], Answer]) -> Answer:
+    """Run a script up to its training, with its output on stderr; returns `ask(wanted)`.
 
     Raises UsageError if the script trains nothing. Raises DataError for damaged data, and
     ScriptFailed for any other error of the script, after printing the script's traceback.
@@ -98,10 +103,11 @@ def survey(script: Script) -> Survey:
     from ecrm.run.run_script import quiet_torch, run_as_main
     from ecrm.run.user_frames import own_line, own_traceback
 
+    global _asked
     quiet_torch()
-    global _found
-    _found, path = [], str(script.path)
+    path, found = str(script.path), list[Answer]()
     kept = sys.argv, sys.path[:], sys.modules["__main__"]
+    _asked = lambda wanted: found.append(ask(wanted))  # noqa: E731
     sys.argv = [path, *script.arguments]
     sys.path.insert(0, str(script.path.absolute().parent))
     try:
@@ -116,7 +122,7 @@ def survey(script: Script) -> Survey:
         print(own_traceback(error, path), end="", file=sys.stderr, flush=True)
         raise ScriptFailed(f"{script.typed} failed before its training began") from None
     finally:
-        found, _found = _found, None
+        _asked = None
         sys.argv, sys.path[:], sys.modules["__main__"] = kept
     if not found:
         raise UsageError(

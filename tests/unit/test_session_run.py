@@ -29,7 +29,7 @@ from ecrm.run.hello import Hello, Inputs, check_inputs, check_weights, hello_of
 from ecrm.run.inputs import OF_SCRIPT
 from ecrm.run.reported import Goal, Reported
 from ecrm.run.session_progress import SessionProgress
-from ecrm.run.session_run import SessionSummaryFields, _config
+from ecrm.run.session_run import SessionSummaryFields, merged_config
 from ecrm.run.spec import RunSpec
 from ecrm.run.started import Wanted
 from ecrm.run.trained_module import TrainedModule, digests_of, names_of, shapes_of
@@ -110,21 +110,21 @@ def test_steps_beyond_those_of_a_script_are_set_in_the_script():
 
 def test_what_a_script_decides_must_fit_the_ranks():
     config = load_config("tiny", ["data.path=x", "train.seed=0"])  # 2 trainers, 6 ranks
-    assert _config(RunSpec(SCRIPT, config), trained().wanted, 6).train.steps == 10
+    assert merged_config(RunSpec(SCRIPT, config), trained().wanted, 6).train.steps == 10
     with pytest.raises(UsageError, match=r"Session\(slots=1\) is fewer than the 2 trainers: type"):
-        _config(RunSpec(SCRIPT, config), trained(slots=1).wanted, 6)
+        merged_config(RunSpec(SCRIPT, config), trained(slots=1).wanted, 6)
     with pytest.raises(UsageError, match="train.seed is 8, but the script has Session"):
         other = replace(config, train=replace(config.train, seed=8))
-        _config(RunSpec(SCRIPT, other), trained().wanted, 6)
+        merged_config(RunSpec(SCRIPT, other), trained().wanted, 6)
     with pytest.raises(UsageError, match="needs 6 ranks .* but 5 were started"):
-        _config(RunSpec(SCRIPT, config), trained().wanted, 5)
+        merged_config(RunSpec(SCRIPT, config), trained().wanted, 5)
 
 
 def test_the_best_model_needs_a_place_for_its_checkpoint():
     wanted = replace(trained().wanted, keeps_best=True)
 
     def settle(*sets: str, run_dir: Path | None = PATH) -> None:
-        _config(
+        merged_config(
             RunSpec(SCRIPT, load_config("tiny", ["data.path=x", "train.seed=0", *sets]), run_dir),
             wanted,
             6,
