@@ -211,7 +211,11 @@ class Session:
         self._replica.register(name, thing)
 
     def on_commit(self, listener: Callable[[int, Logged], None]) -> None:
-        """Have `listener(step, {slot: {name: value}})` called for every committed step.
+        """Have `listener(finished, {slot: {name: value}})` called for every committed step.
+
+        `finished` is the number of finished steps: 1 for the first step, as in progress lines,
+        TensorBoard, functions for `every`, and names of checkpoints. In the loop's body
+        `session.step` is one less, for the step of the batch is not finished.
 
         The listener gets the values logged by all slots, including slots of ranks dead since. Every
         dense holder calls the listener once a step, in order of steps. For every step `is_main` is
@@ -219,9 +223,6 @@ class Session:
         step once. If the main rank dies inside the listener, the next main rank repeats the call. A
         spare that takes a slot over gets no earlier steps: a list kept by the listener begins late.
         Call `on_commit` before `steps`.
-
-        Steps count from 0, as `session.step` does in the loop's body. Progress lines, TensorBoard
-        and functions for `every` have the number of finished steps, `step` + 1.
         """
         self._check_before("on_commit")
         self._listeners.append(listener)
@@ -611,7 +612,7 @@ class Session:
 
     @property
     def step(self) -> int:
-        """The number of finished steps: in the loop's body, the step of the present batch.
+        """The number of finished steps: 0 in the loop's body for the first step, 1 for the second.
 
         A counter kept by the script, such as `enumerate`, counts the batches of the rank, and
         batches given again after a failure.

@@ -403,11 +403,14 @@ class SessionLoop:
         self._doing(Place(self._engine.step, 0, AFTER))
 
     def _told(self, tell: Callable[[int, Logged], None]) -> Callable[[int, Logged], None]:
-        """Wrap `tell`, marking the script's code as at work during a call."""
+        """Wrap `tell`, marking the script's code as at work during a call.
+
+        Scripts get the number of finished steps, like all that a run prints or keeps.
+        """
 
         def told(step: int, logged: Logged) -> None:
-            self._doing(Place(step, 0, ON_COMMIT))
-            tell(step, logged)
+            self._doing(Place(step + 1, 0, ON_COMMIT))
+            tell(step + 1, logged)
             self._doing("")
 
         return told

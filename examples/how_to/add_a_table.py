@@ -52,9 +52,9 @@ def train(features, steps, begin_with=None):
     if begin_with:
         session.load(begin_with, strict=False)  # the new table begins as without the file
 
-    def told(step, logged):
-        if session.is_main and step in (0, steps - 1):
-            print(f"{' and '.join(features)}: step {step + 1}, loss {logged[0]['loss']:.3f}")
+    def told(finished, logged):
+        if session.is_main and finished in (1, steps):
+            print(f"{' and '.join(features)}: step {finished}, loss {logged[0]['loss']:.3f}")
 
     session.on_commit(told)
     for kjt, labels in session.steps(batches(features), steps):

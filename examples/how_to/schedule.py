@@ -42,9 +42,9 @@ session = ecrm.Session(
 )
 
 
-def told(step, logged):
-    if session.is_main and step in (0, STEPS - 1):
-        print(f"step {step + 1}: loss {logged[0]['loss']:.3f}")
+def told(finished, logged):
+    if session.is_main and finished in (1, STEPS):
+        print(f"step {finished}: loss {logged[0]['loss']:.3f}")
 
 
 session.on_commit(told)

@@ -58,7 +58,7 @@ def test_a_killed_server_and_a_killed_trainer_change_no_bit(name, kills, tmp_pat
         torch.equal(killed.saved[tensor], there) for tensor, there in undisturbed.saved.items()
     )
     (whole,) = {json.dumps(told) for told in undisturbed.told if told}
-    assert list(json.loads(whole)) == [str(step) for step in range(STEPS)]
+    assert list(json.loads(whole)) == [str(step + 1) for step in range(STEPS)]
     told = [told for told in killed.told if told]
     assert told and any(len(some) == STEPS for some in told)
     for some in told:  # a rank that took over is told the rest

@@ -52,7 +52,7 @@ def calm() -> Left:
 def test_a_session_trains_and_tells_every_step_once():
     left = calm()
     assert left.mismatches == left.deaths == 0 and len(left.dense) == 1
-    assert [step for step, _ in left.logged] == list(range(10))
+    assert [finished for finished, _ in left.logged] == list(range(1, 11))
     losses = [dict(values)["loss"] for _, slots in left.logged for _, values in slots]
     assert len(losses) == 20 and len(set(losses)) == 20
 

@@ -153,10 +153,10 @@ def calm(kind: str) -> Left:
 
 
 def logged(left: Left) -> dict[int, dict[int, tuple[int, int]]]:
-    """{step: {slot: (first sample, how many)}}"""
+    """{step from 0: {slot: (first sample, how many)}}"""
     return {
-        step: {slot: (dict(said)["first"], dict(said)["count"]) for slot, said in slots}
-        for step, slots in left.logged
+        finished - 1: {slot: (dict(said)["first"], dict(said)["count"]) for slot, said in slots}
+        for finished, slots in left.logged
     }
 
 

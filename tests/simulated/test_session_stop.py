@@ -89,7 +89,7 @@ def stops_on_the_main_rank(session: Session) -> None:
 
 def stops_at_a_commit(session: Session) -> None:
     def heard(step: int, logged: Any) -> None:
-        if step == 2:
+        if step == 3:
             session.stop()
 
     session.on_commit(heard)
@@ -295,7 +295,7 @@ def test_the_main_rank_is_told_of_each_commit_once_whoever_dies(interval):
                 return begin(lambda wanted: replace(start(wanted), mark=mark))
 
             run(faults, layout(interval), train)
-            assert told == list(range(9)), (phase, faults)
+            assert told == list(range(1, 10)), (phase, faults)
 
 
 @pytest.mark.parametrize("phase", ["input", "forward", "commit"])
@@ -308,7 +308,7 @@ def test_a_stop_at_a_commit_outlives_the_main_rank_that_has_asked(phase):
         def listens(session: Session) -> None:
             @session.on_commit
             def heard(step: int, logged: Any) -> None:
-                if session.is_main and step == 2:
+                if session.is_main and step == 3:
                     session.stop()
 
         def train(start: Callable[[Wanted], Any]) -> Session:
@@ -338,7 +338,7 @@ def test_a_main_rank_that_dies_before_it_is_told_leaves_that_to_the_next():
     def listens(session: Session) -> None:
         def heard(step: int, logged: Any) -> None:
             if session.is_main:
-                if step == 4 and session.rank == 3:
+                if step == 5 and session.rank == 3:
                     raise RankKilled
                 told.append((step, session.rank))
 
@@ -349,5 +349,5 @@ def test_a_main_rank_that_dies_before_it_is_told_leaves_that_to_the_next():
         return begin(lambda wanted: replace(start(wanted), mark=mark))
 
     assert run((), layout(), train).deaths == 1
-    assert [step for step, _ in told] == list(range(9))
+    assert [step for step, _ in told] == list(range(1, 10))
     assert [rank for _, rank in told] == [3] * 4 + [4] * 5

@@ -234,7 +234,7 @@ def test_random_models_are_trained_as_torchrec_and_torch_do(name, seed):
         session.log(loss=loss)
     for step in range(STEPS):
         losses = yardstick.step([batches[step, slot] for slot in range(SLOTS)])
-        assert logged[step] == pytest.approx(losses, rel=1e-4, abs=1e-5)
+        assert logged[step + 1] == pytest.approx(losses, rel=1e-4, abs=1e-5)
     rows, states = state_of(session, Store.lookup), state_of(session, Store.lookup_state)
     assert rows.keys() == yardstick.rows.keys()
     for weight, (theirs, *_) in yardstick.rows.items():

@@ -323,7 +323,7 @@ class SessionJob:
             trained = [p for p in session.model.parameters() if p.requires_grad and not p.is_meta]
             averages.append(Average(trained))
             session.register("average", averages[0])
-        session.on_commit(seen.tell)
+        session.on_commit(lambda finished, logged: seen.tell(finished - 1, logged))
         if model.evaluates:
 
             @session.every(model.evaluates)

@@ -57,8 +57,8 @@ def main():
             session.load({1: "begun.pt", 3: "model_2.safetensors"}[number])
 
         @session.on_commit
-        def committed(step, logged, number=number):
-            if kills.get(f"{number}:{step}") == rank:
+        def committed(finished, logged, number=number):
+            if kills.get(f"{number}:{finished - 1}") == rank:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         for batch in session.steps(batch_of, STEPS):
