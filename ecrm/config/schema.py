@@ -267,7 +267,7 @@ class ClusterConfig:
         choices={
             "rows": "Spread over all servers, row after row (row-wise sharding).",
             "tables": "All on one server, unless the table is too large for an even share "
-            "(table-wise sharding).",
+            "(table-wise sharding). The server sums bags for trainers on other hosts.",
         },
     )
     failure_domain: str = key(

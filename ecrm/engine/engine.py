@@ -69,6 +69,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ from ecrm.engine import events
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopRequested
 from ecrm.engine.in_flight import StepInFlight
-from ecrm.engine.lookup import Lookup, stray_row
+from ecrm.engine.lookup import Bags, Lookup, stray_row
 from ecrm.engine.recovery import Recovery
 from ecrm.engine.replica_check import ReplicaCheck, compare_replicas
 from ecrm.engine.reshape import Reshape
@@ -235,6 +236,7 @@ class Engine:
         rows: Mapping[int, Sequence[Tensor]],
         computed: Collection[int] = (),
         apply_follows: bool = False,
+        bags: Bags = MappingProxyType({}),
     ) -> dict[int, list[FoundRows]]:
         """Collective: current values of every slot's rows of every row space, where they lie.
 
@@ -250,7 +252,9 @@ class Engine:
         results computed for this step before a failure: the values are not returned, and may still
         be missing. With a stand-in no slot may be `computed`. A caller using `computed` must always
         do so if the same step begins again and `confirmed` is true: the step may be replayed
-        (`ecrm/engine/step_replay.py`). Raises StepAborted after a failure; on every rank StrayRow
+        (`ecrm/engine/step_replay.py`). `bags[slot][space]` are the bags of the rows, ascending
+        then, if sums of bags are the only use of the rows: shards may sum the bags, and the values
+        then have sums in place of rows. Raises StepAborted after a failure; on every rank StrayRow
         for a row outside the row space, ChangedDataError for other rows than before a failure.
         """
         flight = self._in_flight
@@ -268,7 +272,7 @@ class Engine:
             # rows that came ahead, or of a replay, were checked and asked for before
             if ready is None:
                 self._check(rows, self.step)
-                ready = self._ask(rows, computed, restores=apply_follows)
+                ready = self._ask(rows, computed, restores=apply_follows, bags=bags)
             flight.lookup, flight.recovered = ready, False
             late: Incoming = {}
             # a round begun with the requests is answered here: at a commit, before any update
@@ -283,7 +287,11 @@ class Engine:
             self.recovery.refuse(f"step {step}, {problem}")
 
     def _ask(
-        self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int], restores: bool
+        self,
+        rows: Mapping[int, Sequence[Tensor]],
+        computed: Collection[int],
+        restores: bool,
+        bags: Bags,
     ) -> Lookup:
         """Ask shards for rows, and begin a round of repair if anything is rebuilding.
 
@@ -295,7 +303,8 @@ class Engine:
         if self.view.rebuilding and stand_in is not None and restores:
             self._repair({}, budget)
         marks = state.hooks.marks(self.step) if restores else {}
-        lookup = Lookup.of(state.lookup_context(budget), rows, computed=computed, marks=marks)
+        context = state.lookup_context(budget)
+        lookup = Lookup.of(context, rows, computed=computed, marks=marks, bags=bags)
         requests = self._transport.exchange(lookup.requests())
         # a lookup that only reads belongs to no step, and is never done again
         if restores:
@@ -355,6 +364,11 @@ class Engine:
             self._gradients[slot, space] = ReusableBuffer(dim, self._transport.allocate_shared)
         return self._gradients[slot, space].of(rows)
 
+    def sums_elsewhere(self, slot: int, space: int) -> bool:
+        """Whether shards sum bags of a slot's rows, and take gradients of bags in `apply`."""
+        lookup = self._in_flight.lookup
+        return lookup is not None and lookup.slot_side.sums_elsewhere(slot, space)
+
     def apply(self, given: StepInput) -> None:
         """Collective: finish the step begun by `lookup`.
 
@@ -375,7 +389,7 @@ class Engine:
             # confirmed by an agreement, and hosts of units able to begin without requests.
             foresees = flight.confirmed and state.protection.foresees_repair
             flight.replay = StepReplay(self.step, lookup, self.view) if foresees else None
-            ahead = self._lookup_ahead(given.rows_ahead, given.rows_soon)
+            ahead = self._lookup_ahead(given.rows_ahead, given.rows_soon, given.bags_ahead)
             ends_at = self._first_end(given.ends_at)
             results = given.messages(self.view, lookup, ahead, state.hooks.asks(), ends_at)
             came = self._exchange_results(lookup, results, given.skip_troubled)
@@ -388,7 +402,9 @@ class Engine:
             else:
                 # a shard away cannot update now: the stand-in keeps the gradients for later
                 lookup.slot_side.keep(given.row_gradients, self.step, given.sit_out)
-                lookup.shard_side.update(came.gradients, state.protection.keeps_deltas, self.step)
+                lookup.shard_side.update(
+                    came.gradients, state.protection.keeps_deltas, self.step, came.of_bags
+                )
             state.note_undo_bytes()
             committing = (
                 given.commit
@@ -430,6 +446,7 @@ class Engine:
         self,
         rows_ahead: Mapping[int, Sequence[Tensor]] | None,
         rows_soon: Mapping[int, Sequence[Tensor]] | None,
+        bags: Bags,
     ) -> Lookup | None:
         """The next step's lookup, if the requests can go with this step's messages.
 
@@ -444,7 +461,7 @@ class Engine:
         self._check(rows_soon or {}, self.step + 2)
         context = self.state.lookup_context(self._rebuild_rows(self.step + 1))
         marks = self.state.hooks.marks(self.step + 1)
-        return Lookup.of(context, rows_ahead, rows_soon, marks=marks)
+        return Lookup.of(context, rows_ahead, rows_soon, marks=marks, bags=bags)
 
     def _exchange_results(self, lookup: Lookup, results: Outgoing, skips: bool) -> StepResults:
         """A step's first exchange: the results of slots, and the rest of a round of repair.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairRound
+from ecrm.protection.pooled import SlotBags
 from ecrm.protection.routing import (
     MARK,
     FoundRows,
@@ -27,6 +28,9 @@ from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.message import Part, Received
 from ecrm.transport.outbox import Outbox, to_all
 
+Bags = Mapping[int, Sequence[SlotBags | None]]
+"""Bags by slot and row space; `None` for rows with another use."""
+
 
 @dataclass(frozen=True)
 class LookupContext:
@@ -34,7 +38,7 @@ class LookupContext:
 
     `widths[space]` are the floats of a row of every row space. `hosted` are this rank's shards;
     `rebuild_rows` is the number of rows rebuilt in the background per step. Values for slots lie in
-    `memory`.
+    `memory`. `pools(rank)`: whether bags may be asked of the rank's shards.
     """
 
     view: View
@@ -44,6 +48,7 @@ class LookupContext:
     protection: Protection
     rebuild_rows: int
     memory: RowMemory = torch.empty
+    pools: Callable[[int], bool] = lambda rank: False
 
     @property
     def repairs_ahead(self) -> bool:
@@ -82,14 +87,23 @@ class Lookup:
         soon: Mapping[int, Sequence[Tensor]] | None = None,
         computed: Collection[int] = (),
         marks: Mapping[int, int] = MappingProxyType({}),
+        bags: Bags = MappingProxyType({}),
     ) -> Lookup:
         """A lookup of `rows[slot][space]`; `soon` are the likely rows of the next lookup.
 
-        `marks` are digests of the slots' batches, for the ranks asked.
+        `marks` are digests of the slots' batches, for the ranks asked. `bags[slot][space]` are the
+        bags of the rows, ascending then: shards may sum the bags in place of sending rows.
         """
         stand_in = context.protection.stand_in
         slot_side = SlotRequests.of(
-            rows, context.layouts, context.widths, context.view, stand_in, computed
+            rows,
+            context.layouts,
+            context.widths,
+            context.view,
+            stand_in,
+            computed,
+            bags,
+            context.pools,
         )
         return cls(context, slot_side, soon, marks)
 

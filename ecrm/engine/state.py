@@ -175,7 +175,19 @@ class EngineState:
             self.protection,
             rebuild_rows,
             self.row_memory,
+            self._pools,
         )
+
+    def _pools(self, rank: int) -> bool:
+        """Whether bags may be asked of a rank's shards.
+
+        Not of a rank whose memory is at hand, whose rows cost no copy. Not if copies of rows at
+        slots are part of the protection.
+        """
+        protection, memory = self.protection, self.transport.shared_memory
+        if protection.stand_in is not None or protection.kind.copies_at_slots:
+            return False
+        return rank != self.rank and (memory is None or rank not in memory.readers)
 
     def memory(self) -> Memory:
         """Collective: the memory of every rank. Raises PeerFailure as transport calls do."""

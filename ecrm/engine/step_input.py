@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ecrm.engine.dense import SlicedSum
-from ecrm.engine.lookup import Lookup
+from ecrm.engine.lookup import Bags, Lookup
 from ecrm.placement.view import View
+from ecrm.protection.pooled import BagValues
 from ecrm.protection.routing import DENSE, ENDS, NOTE, OVER, SLOT_STATE, STOP, TROUBLE
 from ecrm.transport.outbox import Outbox
 
@@ -41,6 +42,9 @@ class StepInput:
       go along, with the requests of a round of repair, and save two exchanges.
     - `rows_soon`: likely the rows of the `lookup` after the next; optional on any rank. With
       `repairs_ahead`, missing rows of `rows_soon` are recovered before a slot has to wait.
+    - `bag_gradients[slot][space]`: gradients of the bags of the lookup, where `sums_elsewhere`.
+      `row_gradients` are complete all the same.
+    - `bags_ahead`: the bags of `rows_ahead`, as for `Engine.find`.
     """
 
     row_gradients: Mapping[int, Sequence[Tensor]]
@@ -56,6 +60,8 @@ class StepInput:
     commit: bool = False
     rows_ahead: Rows | None = None
     rows_soon: Rows | None = None
+    bag_gradients: Mapping[int, Mapping[int, BagValues]] = field(default_factory=dict)
+    bags_ahead: Bags = field(default_factory=dict)
 
     def messages(
         self, view: View, lookup: Lookup, ahead: Lookup | None, stops: bool, ends_at: int
@@ -67,7 +73,7 @@ class StepInput:
         `ends_at`, and troubles go to all ranks.
         """
         holders = SlicedSum(view.dense)
-        outgoing = lookup.slot_side.gradients(self.row_gradients, self.sit_out)
+        outgoing = lookup.slot_side.gradients(self.row_gradients, self.sit_out, self.bag_gradients)
         for slot, contribution in sorted(self.contributions.items()):
             for holder, part in holders.slices(contribution).items():
                 outgoing.add(holder, (DENSE, slot), part)

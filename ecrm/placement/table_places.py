@@ -59,6 +59,10 @@ class TablePlaces:
         """The table of every row, int64 [R], by its place in the row space."""
         return torch.bucketize(rows, self._at_row, right=True) - 1
 
+    def bounds_in(self, rows: Tensor) -> list[int]:
+        """The place of every table's first row among ascending rows, int64 [R], and R."""
+        return [*torch.searchsorted(rows, self._at_row).tolist(), rows.numel()]
+
     def locate(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Shard and local row number of rows, int64 [R]."""
         table = self.tables_of(rows)

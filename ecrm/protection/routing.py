@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NoReturn
 
 import numpy as np
@@ -17,10 +18,28 @@ from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
+from ecrm.protection.pooled import (
+    AskedBags,
+    BagValues,
+    ShardBags,
+    SlotBags,
+    SummedBags,
+    asked_bags,
+    bits_of,
+    number_of,
+)
 from ecrm.protection.stand_in import StandIn
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.inbox import Groups, Inbox
-from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, matrix_on
+from ecrm.transport.message import (
+    Part,
+    Picked,
+    Received,
+    gathered,
+    in_groups,
+    matrix,
+    matrix_on,
+)
 from ecrm.transport.outbox import Outbox, Spread
 
 # Kinds of groups: the first word of a group's head, if several kinds travel together.
@@ -38,7 +57,10 @@ from ecrm.transport.outbox import Outbox, Spread
     OVER,
     MARK,
     ENDS,
-) = range(13)
+    BAGS,
+    SUMS,
+    BAG_GRADIENTS,
+) = range(16)
 
 
 RowMemory = Callable[[int, int], Tensor]
@@ -49,14 +71,21 @@ RowMemory = Callable[[int, int], Tensor]
 class FoundRows(RowPieces):
     """Rows found for a slot, where shards or a stand-in left the rows.
 
-    Valid until the next exchange, share or shrink of this rank.
+    Valid until the next exchange, share or shrink of this rank. Rows of bags in `summed` did not
+    come: pieces have zeros in their place.
     """
 
     memory: RowMemory
+    summed: Sequence[SummedBags] = ()
 
     def copied(self) -> Tensor:
-        """The rows in one place, float32 [U, dim], in memory from `memory`."""
+        """The rows in one place, float32 [U, dim], in memory from `memory`; none are `summed`."""
+        assert not self.summed, "rows of summed bags did not come"
         return self.copy_into(self.memory(self.rows, self.dimension))
+
+
+Place = tuple[int, int, int]
+"""(slot, shard, row space) numbers."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +143,15 @@ Splits = dict[tuple[int, int], Split]
 """By slot and space."""
 
 
+def _zeros(rows: int, width: int, came: Sequence[Tensor]) -> Piece:
+    """Zeros for all of `rows` rows but the rows that `came`, places of int64."""
+    left = torch.ones(rows, dtype=torch.bool)
+    for place in came:
+        left[place] = False
+    to = left.nonzero().squeeze(1)
+    return Piece(torch.zeros(1, width), 0, torch.zeros_like(to), to)
+
+
 class SlotRequests:
     """The slots' side of a step: unique rows of every slot on this rank, split by shard.
 
@@ -131,9 +169,12 @@ class SlotRequests:
         view: View,
         stand_in: StandIn | None,
         computed: Collection[int],
+        bags: Mapping[Place, AskedBags] = MappingProxyType({}),
     ) -> None:
         self._rows, self._widths, self._parts, self._away = rows, widths, parts, away
         self._view, self._stand_in, self._computed = view, stand_in, computed
+        self._bags = bags
+        self._with_bags = {(slot, space) for slot, _, space in bags}
 
     @classmethod
     def of(
@@ -144,8 +185,14 @@ class SlotRequests:
         view: View,
         stand_in: StandIn | None = None,
         computed: Collection[int] = (),
+        bags: Mapping[int, Sequence[SlotBags | None]] = MappingProxyType({}),
+        pools: Callable[[int], bool] = lambda rank: False,
     ) -> SlotRequests:
-        """The requests for `rows[slot][space]`, unique row numbers, int64 [U]; U may be 0."""
+        """The requests for `rows[slot][space]`, unique row numbers, int64 [U]; U may be 0.
+
+        `bags[slot][space]` are the bags of the rows, ascending then. `pools(rank)`: whether bags
+        may be asked of the rank's shards.
+        """
         shards_away = frozenset() if stand_in is None else stand_in.away
         in_order = {slot: list(spaces) for slot, spaces in sorted(rows.items())}
         parts: Splits = {}
@@ -155,20 +202,44 @@ class SlotRequests:
                 split = Split.of(layouts[space], wanted)
                 parts[slot, space] = split.among(shards_away, there=False)
                 away[slot, space] = split.among(shards_away)
-        return cls(in_order, widths, parts, away, view, stand_in, computed)
+        asked: dict[Place, AskedBags] = {}
+        for slot, of_slot in bags.items():
+            for space, of_space in enumerate(of_slot):
+                if of_space is None:
+                    continue
+                found = asked_bags(
+                    layouts[space],
+                    in_order[slot][space],
+                    of_space,
+                    [(shard, place) for shard, place, _ in parts[slot, space].parts()],
+                    widths[space],
+                    lambda shard: pools(view.shards[shard]),
+                )
+                asked |= {(slot, shard, space): each for shard, each in found.items()}
+        return cls(in_order, widths, parts, away, view, stand_in, computed, asked)
+
+    def sums_elsewhere(self, slot: int, space: int) -> bool:
+        """Whether a shard sums bags of a slot's rows."""
+        return (slot, space) in self._with_bags
 
     def requests(self) -> Outbox:
         """Message per shard host: (kind, slot, shard, space), local rows.
 
-        The kind is ROWS, or COMPUTED for slots without need of values.
+        The kind is ROWS, or COMPUTED for slots without need of values. Bags follow their rows:
+        (BAGS, slot, shard, space, R), words of `AskedBags`.
         """
-        hosts = np.array(self._view.shards, np.int64)
-        return Outbox(
-            split.spread(
-                COMPUTED if slot in self._computed else ROWS, slot, space, hosts, split.local
-            )
-            for (slot, space), split in self._parts.items()
-        )
+        hosts, outgoing = np.array(self._view.shards, np.int64), Outbox()
+        for (slot, space), split in self._parts.items():
+            kind = COMPUTED if slot in self._computed else ROWS
+            if not self.sums_elsewhere(slot, space):
+                outgoing.spread(split.spread(kind, slot, space, hosts, split.local))
+                continue
+            for shard, _, local in split.parts():
+                message: list[Part] = [(kind, slot, shard, space), local]
+                if bags := self._bags.get((slot, shard, space)):
+                    message += ((BAGS, slot, shard, space, bags.bags.numel()), bags.words)
+                outgoing.add(self._view.shards[shard], *message)
+        return outgoing
 
     def of_shards(self, shards: Collection[int]) -> list[Received]:
         """The requests of slots with results to some shards, as in `requests`."""
@@ -179,10 +250,14 @@ class SlotRequests:
         return asked
 
     def again(self, view: View) -> SlotRequests:
-        """The same requests in a different view, with all slots `computed`."""
+        """The same requests in a different view, with all slots `computed`.
+
+        New hosts of rebuilding shards know of no bags.
+        """
         computed = frozenset(self._rows)
+        bags = {key: each for key, each in self._bags.items() if key[1] not in view.rebuilding}
         return SlotRequests(
-            self._rows, self._widths, self._parts, self._away, view, self._stand_in, computed
+            self._rows, self._widths, self._parts, self._away, view, self._stand_in, computed, bags
         )
 
     def local(self, slot: int, shard: int, space: int) -> Tensor:
@@ -220,7 +295,12 @@ class SlotRequests:
     ) -> dict[tuple[int, int, int], Tensor | Picked]:
         """{(slot, shard, space): rows in the order asked, float32}."""
         came = (tensors for some in replies for tensors in some.values())
-        return {head[1:]: rows for tensors in came for head, rows in in_groups(tensors, 2)}
+        return {
+            head[1:]: rows
+            for tensors in came
+            for head, rows in in_groups(tensors, 2)
+            if head[0] == ROWS
+        }
 
     def collect(
         self,
@@ -234,8 +314,9 @@ class SlotRequests:
         `remember`, a stand-in remembers the rows received, and counts the rows given in place of a
         shard.
         """
-        found: dict[tuple[int, int, int], Tensor | Picked] | None = None
+        found: dict[Place, Tensor | Picked] | None = None
         came = [some for some in replies if some]
+        summed = self._summed(*came) if self._with_bags else {}
         result: dict[int, list[FoundRows]] = {
             slot: [] for slot in self._rows if slot not in self._computed
         }
@@ -243,16 +324,22 @@ class SlotRequests:
             if slot not in result:
                 continue
             wanted, width = self._rows[slot][space], self._widths[space]
-            if len(came) == 1 and self._stand_in is None:
+            elsewhere = self.sums_elsewhere(slot, space)
+            if len(came) == 1 and self._stand_in is None and not elsewhere:
                 table = self._table(split, slot, space, came[0])
                 if table is not None:
                     result[slot].append(FoundRows(wanted.numel(), width, table, memory))
                     continue
             found = self.found(*came) if found is None else found
-            pieces = [
-                (place, *matrix(found[slot, shard, space], place.numel()))
-                for shard, place, _ in split.parts()
-            ]
+            pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
+            sums: list[SummedBags] = []
+            for shard, place, _ in split.parts():
+                bags = self._bags.get((slot, shard, space))
+                if bags is not None:
+                    sums.append(SummedBags(bags.bags, summed[slot, shard, space]))
+                    place = place[bags.rest]
+                if place.numel():
+                    pieces.append((place, *matrix(found[slot, shard, space], place.numel())))
             if self._stand_in is not None:
                 for place, piece, picked in pieces if remember else ():
                     self._stand_in.saw(space, wanted[place], piece, picked)
@@ -265,27 +352,53 @@ class SlotRequests:
                 if piece.shape[1] != width or piece.dtype != torch.float32:
                     _refuse_width(piece.shape[1], piece.dtype, width)
             of_pieces = [Piece(rows, 0, picked, place) for place, rows, picked in pieces]
-            result[slot].append(FoundRows(wanted.numel(), width, of_pieces, memory))
+            if sums:
+                of_pieces.append(_zeros(wanted.numel(), width, [place for place, *_ in pieces]))
+            result[slot].append(FoundRows(wanted.numel(), width, of_pieces, memory, sums))
         return result
 
+    def _summed(self, *replies: Mapping[int, Sequence[Received]]) -> dict[Place, Tensor]:
+        """Sums of bags, float32 [R, dim], by (slot, shard, space)."""
+        came = (tensors for some in replies for tensors in some.values())
+        return {
+            head[1:]: gathered(values).view(-1, self._widths[head[3]])
+            for tensors in came
+            for head, values in in_groups(tensors, 2)
+            if head[0] == SUMS
+        }
+
     def gradients(
-        self, gradients: Mapping[int, Sequence[Tensor]], sit_out: Collection[int] = ()
+        self,
+        gradients: Mapping[int, Sequence[Tensor]],
+        sit_out: Collection[int] = (),
+        of_bags: Mapping[int, Mapping[int, BagValues]] = MappingProxyType({}),
     ) -> Outbox:
         """Message per shard host: (GRADIENTS, slot, shard, space), gradients in requested order.
 
-        Slots in `sit_out` send empty gradients.
+        Slots in `sit_out` send empty gradients. If bags were asked, and `of_bags[slot][space]` has
+        their gradients, these go in place of the gradients of the bags' rows: (BAG_GRADIENTS, slot,
+        shard, space, bits of the divisor), gradients of the bags.
         """
-        hosts = np.array(self._view.shards, np.int64)
-        return Outbox(
-            split.spread(
-                GRADIENTS,
-                slot,
-                space,
-                hosts,
-                torch.empty(0) if slot in sit_out else Picked(gradients[slot][space], split.places),
-            )
-            for (slot, space), split in self._parts.items()
-        )
+        hosts, outgoing = np.array(self._view.shards, np.int64), Outbox()
+        for (slot, space), split in self._parts.items():
+            values = of_bags.get(slot, {}).get(space)
+            if slot in sit_out or values is None or not self.sums_elsewhere(slot, space):
+                payload = (
+                    torch.empty(0)
+                    if slot in sit_out
+                    else Picked(gradients[slot][space], split.places)
+                )
+                outgoing.spread(split.spread(GRADIENTS, slot, space, hosts, payload))
+                continue
+            for shard, place, _ in split.parts():
+                message: list[Part] = []
+                if bags := self._bags.get((slot, shard, space)):
+                    head = (BAG_GRADIENTS, slot, shard, space, bits_of(values.divisor))
+                    message += (head, Picked(values.values, bags.bags))
+                    place = place[bags.rest]
+                message += ((GRADIENTS, slot, shard, space), Picked(gradients[slot][space], place))
+                outgoing.add(self._view.shards[shard], *message)
+        return outgoing
 
     def keep(
         self,
@@ -343,8 +456,10 @@ class ShardRequests:
         ranks: dict[int, int],
         waiting: Set[int],
         hosted: Mapping[ShardSpace, HostedShard],
+        bags: Mapping[Place, ShardBags] = MappingProxyType({}),
     ) -> None:
         self._asked, self._ranks, self._waiting, self._hosted = asked, ranks, waiting, hosted
+        self._bags = bags
         self._late: list[ShardSpace] = []
 
     @classmethod
@@ -355,9 +470,14 @@ class ShardRequests:
         ranks: dict[int, int] = {}
         waiting: set[int] = set()
         asked: dict[ShardSpace, list[tuple[int, Tensor]]] = {}
+        bags: dict[Place, ShardBags] = {}
         for rank, tensors in messages.items():
             for head, local in in_groups(tensors, 2):
                 if head[0] == MARK:
+                    continue
+                if head[0] == BAGS:  # follows its rows
+                    rows = asked[head[2:4]][-1][1].numel()
+                    bags[head[1:4]] = ShardBags.of(local, head[4], rows)
                     continue
                 kind, slot, shard, space = head
                 ranks[slot] = rank
@@ -368,7 +488,7 @@ class ShardRequests:
             key: _merged(sorted(parts, key=lambda part: part[0]), hosted[key].units)
             for key, parts in asked.items()
         }
-        return cls(merged, ranks, waiting, hosted)
+        return cls(merged, ranks, waiting, hosted, bags)
 
     def again(
         self, told: Mapping[int, Sequence[Received]], hosted: Mapping[ShardSpace, HostedShard]
@@ -381,7 +501,8 @@ class ShardRequests:
         new = ShardRequests.of(mine, hosted)
         kept = {key: asked for key, asked in self._asked.items() if key in hosted}
         ranks = {**self._ranks, **new._ranks}
-        return ShardRequests({**kept, **new._asked}, ranks, new._waiting, hosted)
+        bags = {key: each for key, each in self._bags.items() if key[1:] in kept}
+        return ShardRequests({**kept, **new._asked}, ranks, new._waiting, hosted, bags)
 
     def missing(self) -> dict[ShardSpace, Tensor]:
         """Unique missing rows asked for, to be recovered before the update, by shard and space."""
@@ -430,6 +551,7 @@ class ShardRequests:
     def replies(self) -> dict[int, list[Part]]:
         """Message per waiting slot's rank: (ROWS, slot, shard, space), rows in the order asked.
 
+        Of bags asked: (SUMS, slot, shard, space), sums of the bags, in place of the bags' rows.
         Without rows of a shard and space with awaited rows missing.
         """
         self._late = list(self.awaited())
@@ -448,9 +570,12 @@ class ShardRequests:
                 continue
             rows = self._hosted[shard, space].lookup(asked.rows)
             for slot, place in waiting:
-                outgoing.setdefault(self._ranks[slot], []).extend(
-                    ((ROWS, slot, shard, space), Picked(rows, place))
-                )
+                message = outgoing.setdefault(self._ranks[slot], [])
+                if bags := self._bags.get((slot, shard, space)):
+                    message += ((SUMS, slot, shard, space), bags.pooled(rows, place))
+                    place = place[bags.rest]
+                if place.numel():
+                    message += ((ROWS, slot, shard, space), Picked(rows, place))
         return outgoing
 
     def update(
@@ -458,11 +583,14 @@ class ShardRequests:
         gradients: Mapping[tuple[int, int, int], Tensor | Picked],
         keep_deltas: bool,
         step: int,
+        of_bags: Mapping[Place, tuple[Tensor | Picked, float]] = MappingProxyType({}),
     ) -> None:
         """Sum gradients in slot order and run the optimizer of `step` on every shard asked.
 
         `gradients[slot, shard, space]` are float32, in the order of the rows requested; empty for a
-        slot that sits out. Rows asked for only by slots that sit out stay unchanged.
+        slot that sits out. `of_bags`, by the same keys, has gradients of bags, with divisors:
+        `gradients` are then of the remaining rows. Rows asked for only by slots that sit out stay
+        unchanged.
         """
         for (shard, space), asked in self._asked.items():
             hosted = self._hosted[shard, space]
@@ -473,7 +601,15 @@ class ShardRequests:
             whole = True
             for slot, place in asked.places:
                 came = gradients[slot, shard, space]
-                if place.numel() and not came.numel():
+                if (slot, shard, space) in of_bags:
+                    bags = self._bags[slot, shard, space]
+                    of_rows = bags.gradients(*of_bags[slot, shard, space], device)
+                    at = on_device(device, place[bags.summed])
+                    scatter_add(sums, at, of_rows, seen=seen, picked=None, unique=True)
+                    place = place[bags.rest]
+                    if not place.numel():
+                        continue
+                elif place.numel() and not came.numel():
                     whole = False
                     continue
                 values, picked = matrix_on(device, came, place.numel())
@@ -532,11 +668,12 @@ def soon_requests(
 class StepResults:
     """The messages of slots in a step's first exchange.
 
-    `gradients` by (slot, shard, space); `dense`, {slot: slice of the contribution}; `notes`, {slot:
-    note}; `states`, {slot: state}; `requests`, {rank: requests for the next step}; `soon`,
-    {(shard, space): list of local rows for the step after the next, a tensor per slot};
-    `troubles`, {slot: trouble}; `stopping`, ranks asking to stop; `over`, slots without a part in
-    the next step; `ends`, steps before which training is to end.
+    `gradients` by (slot, shard, space), and `of_bags`, gradients of bags with divisors; `dense`,
+    {slot: slice of the contribution}; `notes`, {slot: note}; `states`, {slot: state}; `requests`,
+    {rank: requests for the next step}; `soon`, {(shard, space): list of local rows for the step
+    after the next, a tensor per slot}; `troubles`, {slot: trouble}; `stopping`, ranks asking to
+    stop; `over`, slots without a part in the next step; `ends`, steps before which training is to
+    end.
     """
 
     gradients: dict[tuple[int, int, int], Tensor | Picked]
@@ -549,15 +686,18 @@ class StepResults:
     stopping: set[int]
     over: set[int]
     ends: set[int]
+    of_bags: dict[Place, tuple[Tensor | Picked, float]]
 
     @classmethod
     def of(cls, received: Mapping[int, Sequence[Received]]) -> StepResults:
-        found = cls({}, {}, {}, {}, {}, {}, {}, set(), set(), set())
+        found = cls({}, {}, {}, {}, {}, {}, {}, set(), set(), set(), {})
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
                 kind, key = head[0], head[1:]
                 if kind == GRADIENTS:
                     found.gradients[key] = payload
+                elif kind == BAG_GRADIENTS:
+                    found.of_bags[key[:3]] = payload, number_of(key[3])
                 elif kind == DENSE:
                     found.dense[key[0]] = payload
                 elif kind == NOTE:

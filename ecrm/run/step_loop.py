@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from ecrm.engine.computed import Computed
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.engine.step_input import StepInput
+from ecrm.protection.pooled import BagValues, SlotBags
 from ecrm.protection.routing import FoundRows
 
 Batch = TypeVar("Batch")
@@ -24,6 +25,7 @@ class SlotResult:
     - `gradients`: by row space, float32 [U, dim], of the U rows looked up by the slot.
     - `contribution`: float32 [P], summed over slots for the dense replicas; `None` for a slot
       without a batch.
+    - `of_bags`: by row space, gradients of bags, where shards sum the slot's bags.
     - `note`: uint8 [N], the slot's entry in the log of the run.
     - `trouble`: the place of a nonfinite value, in words; empty if all values are finite.
     - `state`: uint8 [N], goes whole to every dense replica; `None` for no state.
@@ -40,6 +42,7 @@ class SlotResult:
     over: bool = False
     sits_out: bool = False
     stops: bool = False
+    of_bags: Mapping[int, BagValues] = field(default_factory=dict)
 
 
 @dataclass
@@ -70,6 +73,9 @@ class Batches(Protocol[Batch]):
 
     def rows(self, batch: Batch, /) -> Sequence[Tensor]:
         """The unique rows used by a batch, by row space, int64 [U]."""
+
+    def bags(self, batch: Batch, /) -> Sequence[SlotBags | None]:
+        """The bags of the rows used by a batch, by row space; `None` for rows with another use."""
 
     def on_recovery(self) -> bool:
         """Take note of a finished recovery; return whether batches given earlier are still good."""
@@ -278,6 +284,8 @@ class StepLoop(Generic[Batch]):
             commit=last,
             rows_ahead=ahead,
             rows_soon=soon,
+            bag_gradients={slot: result.of_bags for slot, result in results.items()},
+            bags_ahead={} if ahead is None else self._bags(step + 1),
         )
         engine.apply(given)
 
@@ -293,7 +301,12 @@ class StepLoop(Generic[Batch]):
         engine, step = self._engine, self._engine.step
         self._computed.begin(engine)
         rows = {slot: self._batches.rows(batch) for slot, batch in asked.items()}
-        values = engine.find(rows, self._computed.keys() & asked.keys(), apply_follows=True)
+        values = engine.find(
+            rows,
+            self._computed.keys() & asked.keys(),
+            apply_follows=True,
+            bags={slot: self._batches.bags(batch) for slot, batch in asked.items()},
+        )
         engine.enter("forward")
         parts = [SlotStep(step, slot, asked[slot], of) for slot, of in sorted(values.items())]
         if not self._batches.reusable:
@@ -320,3 +333,6 @@ class StepLoop(Generic[Batch]):
 
     def _rows(self, step: int) -> dict[int, Sequence[Tensor]]:
         return {slot: self._batches.rows(batch) for slot, batch in self._asked(step).items()}
+
+    def _bags(self, step: int) -> dict[int, Sequence[SlotBags | None]]:
+        return {slot: self._batches.bags(batch) for slot, batch in self._asked(step).items()}

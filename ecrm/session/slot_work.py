@@ -16,7 +16,6 @@ from ecrm.base.console import say
 from ecrm.base.errors import ChangedDataError, UsageError
 from ecrm.device.copies import coming, on_device
 from ecrm.engine.engine import Engine
-from ecrm.kernels.bag_sum import RowPieces
 from ecrm.kernels.divide import divide
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
@@ -28,6 +27,7 @@ from ecrm.model.unseen_state import (
     of_module,
     used_by,
 )
+from ecrm.protection.pooled import BagValues, SlotBags
 from ecrm.protection.routing import FoundRows
 from ecrm.run.finite import NO_SCALE
 from ecrm.run.slot_faults import BATCH, Place
@@ -107,6 +107,11 @@ class SessionBatches:
     def rows(self, batch: SessionBatch) -> Sequence[Tensor]:
         """The unique rows used by a batch, by row space, int64 [U]."""
         return batch.rows.rows
+
+    def bags(self, batch: SessionBatch) -> Sequence[SlotBags | None]:
+        """The bags of the rows used by a batch, by row space; `None` for rows with another use."""
+        on_cpu = replica_of(self._engine).device.type == "cpu"
+        return batch.rows.bags if on_cpu else (None,) * len(batch.rows.bags)
 
     def on_recovery(self) -> bool:
         """After a recovery, continue streams from the states of the next step.
@@ -281,7 +286,7 @@ class SlotWork:
     def begin(self, part: SlotStep[SessionBatch]) -> Any:
         """Prepare the user's code for a slot; returns the batch of the slot."""
         device = self._replica.device
-        found, values = dict[int, RowPieces](), list[Tensor]()
+        found, values = dict[int, FoundRows](), list[Tensor]()
         for space, each in enumerate(part.values):
             if isinstance(each, FoundRows) and device.type == "cpu":
                 found[space] = each
@@ -435,6 +440,11 @@ class SlotWork:
             self._unsummed = {}
         slots = self._batches.slots
         share = (len(slots) if self._averages else 1) * self._replica.loss_scale
+        of_bags = {
+            space: BagValues(each.in_order(), share)
+            for space, each in self._unsummed.items()
+            if self._engine.sums_elsewhere(part.slot, space)
+        }
         gradients, known = self._gradients(part.slot, share)
         contribution = self._replica.contribution(share)  # ends copies begun from a GPU
         finite = [
@@ -454,6 +464,7 @@ class SlotWork:
             over=after == ENDED,
             sits_out=self._skipped,
             stops=self._stops,
+            of_bags=of_bags,
         )
 
     def _close_source(self) -> None:

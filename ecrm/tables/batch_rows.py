@@ -16,6 +16,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from ecrm.base.allocate import CPU
 from ecrm.base.errors import UsageError
 from ecrm.kernels.unit_order import Uses, unique_with_uses
+from ecrm.protection.pooled import SlotBags
 from ecrm.tables.layout import Group, Layout
 from ecrm.transport.digests import tensor_digest
 
@@ -38,7 +39,8 @@ class IdPlaces(NamedTuple):
 class BatchRows:
     """The rows of the batch of a slot.
 
-    `rows[space]` are unique row numbers of a row space, int64 [U], ascending.
+    `rows[space]` are unique row numbers of a row space, int64 [U], ascending. `bags[space]` are the
+    bags of the rows, if sums of these bags are the only use known; `None` for any other use.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class BatchRows:
         rows: Sequence[Tensor],
         places: Mapping[tuple[int, int], Sequence[IdPlaces]],
         kjts: Sequence[object],
+        bags: Sequence[SlotBags | None] = (),
     ) -> None:
         self.rows, self._places = tuple(rows), places
+        self.bags = tuple(bags) or (None,) * len(self.rows)
         self._made_of = {id(kjt): _ids_of(kjt) for kjt in kjts}
         self._kjts = tuple(kjts)  # held, so that Python gives no later object the same id()
 
@@ -64,6 +68,7 @@ class BatchRows:
         parts: list[list[Tensor]] = [[] for _ in range(spaces)]
         counts = [0] * spaces
         spans: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        users: list[list[tuple[Any, Layout, Group]]] = [[] for _ in range(spaces)]
         for kjt in kjts:
             features = cache(partial(_features, kjt))
             for layout in layouts:
@@ -76,6 +81,8 @@ class BatchRows:
                     start = counts[group.space]
                     parts[group.space] += wanted
                     counts[group.space] += sum(ids.numel() for ids in wanted)
+                    if wanted:
+                        users[group.space].append((kjt, layout, group))
                     pair.append((group.space, start, counts[group.space]))
                     all_there &= whole
                 if all_there:
@@ -88,7 +95,11 @@ class BatchRows:
             ]
             for key, pair in spans.items()
         }
-        return cls([rows for rows, *_ in found], places, kjts)
+        bags = [
+            _bags(*uses[0], found[space][1]) if len(uses) == 1 else None
+            for space, uses in enumerate(users)
+        ]
+        return cls([rows for rows, *_ in found], places, kjts, bags)
 
     @property
     def digests(self) -> dict[int, int]:
@@ -237,6 +248,26 @@ def _unique(parts: list[Tensor]) -> tuple[Tensor, Tensor, Uses]:
     if not parts:
         parts = [torch.empty(0, dtype=torch.int64)]
     return unique_with_uses(parts[0].contiguous() if len(parts) == 1 else torch.cat(parts), units=1)
+
+
+def _bags(kjt: object, layout: Layout, group: Group, places: Tensor) -> SlotBags | None:
+    """The bags of the only group with rows of a space; `places` are of all ids of the space."""
+    if not isinstance(kjt, KeyedJaggedTensor) or not kjt.values().is_cpu:
+        return None
+    if group.pooling != "sum" or layout.weighted or not kjt.lengths().numel():
+        return None
+    jagged = kjt.to_dict()
+    lengths = [jagged[feature].lengths() for feature in group.features if feature in jagged]
+    uses = [int(part.sum()) for part in lengths]
+    if len(lengths) != len(group.entries) or sum(uses) != places.numel():
+        return None
+    return SlotBags(
+        [entry.place for entry in group.entries],
+        [part.numel() for part in lengths],
+        uses,
+        torch.cat(lengths).long(),
+        places,
+    )
 
 
 def _whole(uses: Uses, start: int, end: int) -> Uses | None:

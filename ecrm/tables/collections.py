@@ -52,14 +52,30 @@ class LookedUp(NamedTuple):
         return partial(self.fetched.take_memory, self.space)
 
     def rows(self) -> Tensor:
-        """The rows for a use of the rows themselves, float32 [U, D]."""
+        """The rows for a use of the rows themselves, float32 [U, D].
+
+        Raises UsageError, with advice, for rows summed on their servers.
+        """
+        self._check_came()
         self.fetched.look(self.space)
         return self.fetched.filled(self.space)
+
+    def _check_came(self) -> None:
+        found = self.fetched.found.get(self.space)
+        if found is not None and found.summed:
+            raise UsageError(
+                f"bags of table {self.entries[0].table}, or of tables like it, were summed on "
+                "their servers, and the model has another use for the rows",
+                {"cluster.placement": "rows"},
+                otherwise="look up the ids of the batch as they came, in one collection",
+            )
 
     def pooled(self, lengths: Tensor, weights: Tensor | None, features: int) -> Tensor:
         """The bags of the rows, as by `pool`."""
         fetched, found = self.fetched, None
         fetched.look(self.space)
+        if self.uses is None or self.pooling != "sum" or weights is not None:
+            self._check_came()
         if self.pooling == "sum" and weights is None:
             rows, found = fetched.leaves[self.space], fetched.found.get(self.space)
         else:
@@ -110,7 +126,7 @@ class _Rows:
         self._trained = [(name, weight, weight.requires_grad) for name, weight in named]
         names = dict(zip((config.name for config in self.configs()), self._table_names))
         entries = [(names[entry.table], entry) for entry in self.entries()]
-        self._layout = Layout.of(number, entries, spaces)
+        self._layout = Layout.of(number, entries, spaces, self._weighted())
         return self._layout
 
     def _check_stays(self, convert: Callable[[Tensor], Tensor]) -> None:
@@ -137,6 +153,9 @@ class _Rows:
 
     def _pooling(self, config: Any) -> str:
         return ""
+
+    def _weighted(self) -> bool:
+        return False
 
     def _check_own(self, what: str) -> None:
         """Raise UsageError if a session keeps the rows: the rows are not in this process then."""
@@ -210,6 +229,9 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
 
     def _pooling(self, config: Any) -> str:
         return str(pooling_type_to_str(config.pooling))
+
+    def _weighted(self) -> bool:
+        return bool(self.is_weighted())
 
     def reset_parameters(self) -> None:
         """Draw all rows anew, according to the configs of the tables.

@@ -30,6 +30,7 @@ class Entry:
     rows: int
     pooling: str
     first: int = 0
+    place: int = 0
 
     def may_look_up(self, ids: Tensor) -> bool:
         """Whether ids, [n], are int64 or int32, and all in the table.
@@ -135,26 +136,36 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """The outputs of a collection by groups. `number` tells collections apart."""
+    """The outputs of a collection by groups. `number` tells collections apart.
+
+    `weighted`: whether ids have weights.
+    """
 
     number: int
     groups: tuple[Group, ...]
+    weighted: bool = False
 
     @classmethod
     def of(
-        cls, number: int, entries: Iterable[tuple[str, Entry]], spaces: Sequence[RowSpace]
+        cls,
+        number: int,
+        entries: Iterable[tuple[str, Entry]],
+        spaces: Sequence[RowSpace],
+        weighted: bool = False,
     ) -> Layout:
         """Make the layout from entries, paired with table names of the row spaces."""
         homes = {
-            table.name: (space, first)
+            table.name: (space, first, place)
             for space, row_space in enumerate(spaces)
-            for table, first in zip(row_space.tables, row_space.offsets)
+            for place, (table, first) in enumerate(zip(row_space.tables, row_space.offsets))
         }
         groups: dict[tuple[int, str], list[Entry]] = {}
         for name, entry in entries:
-            space, first = homes[name]
-            groups.setdefault((space, entry.pooling), []).append(replace(entry, first=first))
-        return cls(number, tuple(Group(*key, tuple(members)) for key, members in groups.items()))
+            space, first, place = homes[name]
+            entry = replace(entry, first=first, place=place)
+            groups.setdefault((space, entry.pooling), []).append(entry)
+        found = tuple(Group(*key, tuple(members)) for key, members in groups.items())
+        return cls(number, found, weighted)
 
 
 def check_ids(entries: Iterable[Entry], features: Mapping[str, JaggedTensor]) -> None:

@@ -20,11 +20,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from ecrm.device.copies import on_device, on_host
-from ecrm.kernels.bag_sum import RowPieces, bag_sum
+from ecrm.kernels.bag_sum import bag_sum
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.segment_sum import segment_sum
 from ecrm.kernels.unit_order import Uses
 from ecrm.ops import Memory, no_memory, unshared
+from ecrm.protection.routing import FoundRows
 
 
 class BagGradients(NamedTuple):
@@ -33,6 +34,7 @@ class BagGradients(NamedTuple):
     Args:
         uses: The uses of the U rows, n in all.
         values: float32 [R, D]; bag b is row `numbers[b]`.
+        numbers: int64 [B].
         bags: int64 [n], the row of `values` for each use.
         whole: The tensor given by autograd, with the memory of `values`. While it is referenced
             here, autograd gives it to no parameter.
@@ -40,12 +42,17 @@ class BagGradients(NamedTuple):
 
     uses: Uses
     values: Tensor
+    numbers: Tensor
     bags: Tensor
     whole: Tensor
 
     def sum_into(self, out: Tensor, divisor: float = 1.0) -> bool:
         """Sum by row, float32 [U, D], divided; returns whether all results are finite."""
         return segment_sum(out, self.uses, self.values, self.bags, divisor)
+
+    def in_order(self) -> Tensor:
+        """A copy of the gradients of the bags, float32 [B, D]."""
+        return self.values.index_select(0, self.numbers)
 
 
 Later = Callable[[BagGradients], bool]
@@ -67,7 +74,7 @@ def pool(
     memory: Memory = no_memory,
     uses: Uses | None = None,
     later: Later = _at_once,
-    found: RowPieces | None = None,
+    found: FoundRows | None = None,
 ) -> Tensor:
     """Sums or means of bags of rows, float32 [B, D]; an empty bag gives zeros.
 
@@ -82,8 +89,8 @@ def pool(
     the rows in `places`, if known. Backward then offers the gradients of the bags to `later`, and
     gives none to autograd if `later` takes the gradients.
 
-    `found`, for sums without weights, tells where the values of `rows` lie. Then `rows` may hold
-    anything: only the gradients of `rows` count.
+    `found`, for sums without weights, tells where the values of `rows` lie, or sums of bags. Then
+    `rows` may hold anything: only the gradients of `rows` count.
     """
     return _pool(rows, places, lengths, mode, weights, features, memory, uses, later, found)
 
@@ -111,12 +118,14 @@ class _Pool(torch.autograd.Function):
         memory: Memory,
         uses: Uses | None,
         later: Later,
-        found: RowPieces | None,
+        found: FoundRows | None,
     ) -> Tensor:
         ctx.save_for_backward(rows, places, lengths, weights)
         ctx.mode, ctx.features, ctx.memory = mode, features, memory
         ctx.uses, ctx.later = uses if rows.is_cpu else None, later
         if rows.is_cpu and rows.dtype == torch.float32 and mode == "sum" and weights is None:
+            if found is not None and found.summed:
+                return _with_sums(found, places, lengths, features)
             return bag_sum(rows.detach() if found is None else found, places, lengths, features)
         assert found is None
         if features > 1:
@@ -150,7 +159,7 @@ class _Pool(torch.autograd.Function):
             counts[numbers] = lengths.clamp(min=1)
             gradients = gradients / on_device(rows.device, counts.unsqueeze(1))
         if weights is None and ctx.uses is not None:
-            of_bags = BagGradients(ctx.uses, gradients, bags, whole)
+            of_bags = BagGradients(ctx.uses, gradients, numbers, bags, whole)
             if ctx.later(of_bags):
                 return (None,) * 10
             sums = unshared(ctx.memory)
@@ -165,6 +174,19 @@ class _Pool(torch.autograd.Function):
             weighted = of_uses * on_device(rows.device, weights.unsqueeze(1))
             of_rows = _summed(rows, [(places, weighted, None)], ctx.memory)
         return of_rows, None, None, None, of_weights, None, None, None, None, None
+
+
+def _with_sums(found: FoundRows, places: Tensor, lengths: Tensor, features: int) -> Tensor:
+    """As `bag_sum`, with some bags summed by shards."""
+    left = torch.ones(lengths.numel(), dtype=torch.bool)
+    for summed in found.summed:
+        left[summed.bags] = False
+    kept = places[left.repeat_interleave(lengths)]
+    out = bag_sum(found, kept, torch.where(left, lengths, 0), features)
+    samples, rows = lengths.numel() // features, out.view(lengths.numel(), -1)
+    for summed in found.summed:
+        rows[summed.bags % samples * features + summed.bags // samples] = summed.values
+    return out
 
 
 def _of_bags(gradients: Tensor, features: int, dim: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecrm.kernels.bag_sum import RowPieces
+from ecrm.protection.routing import FoundRows
 from ecrm.tables.batch_rows import BatchRows
 from ecrm.tables.pooling import BagGradients
 
@@ -36,7 +36,7 @@ class FetchedRows:
     leaves: Sequence[Tensor]
     batch: BatchRows
     memory: dict[int, Tensor] = field(default_factory=dict)
-    found: dict[int, RowPieces] = field(default_factory=dict)
+    found: dict[int, FoundRows] = field(default_factory=dict)
     unsummed: dict[int, BagGradients] = field(default_factory=dict)
     _looks: dict[int, int] = field(default_factory=dict)
 

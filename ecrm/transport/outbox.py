@@ -72,6 +72,12 @@ class Outbox(Mapping[int, Sequence[Part]]):
         outbox.single = {rank: list(parts) for rank, parts in messages.items()}
         return outbox
 
+    def spread(self, groups: Spread) -> None:
+        """Add a group for each of some ranks."""
+        if len(groups.ranks):
+            self.spreads.append(groups)
+            self.__dict__.pop("_lists", None)
+
     def add(self, rank: int, *parts: Part) -> None:
         """Add parts to a rank's message."""
         self.single.setdefault(rank, []).extend(parts)

@@ -174,6 +174,10 @@ class Layout:
     """Whether slots of first steps are computed twice, as many as the script wants."""
     resumes: bool = False
     """Whether the run goes on from what is durable."""
+    whole_tables: bool = False
+    """Whether small tables lie whole on shards."""
+    wrap: Callable[[Transport], Transport] = lambda transport: transport
+    """What the engine is given for a rank's transport."""
 
     @property
     def world(self) -> int:
@@ -190,7 +194,7 @@ def starter(transport: Transport, hooks: Hooks, layout: Layout) -> Callable[[Wan
         )
         policy = EnginePolicy(commit_interval=layout.commit_interval, dense_replicas=2)
         engine = session_engine(
-            transport,
+            layout.wrap(transport),
             hooks,
             wanted,
             view,
@@ -198,6 +202,7 @@ def starter(transport: Transport, hooks: Hooks, layout: Layout) -> Callable[[Wan
             policy,
             device=IMITATED_GPU if layout.gpu else CPU,
             durable=layout.durable(),
+            whole_tables=layout.whole_tables,
         )
         if layout.resumes:
             engine.recovery.resume()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
+from ecrm.engine.lookup import Bags
 from ecrm.engine.step_input import Rows, StepInput
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
@@ -98,9 +100,13 @@ class SecondOracle:
                 )
 
     def _finds(
-        self, rows: Rows, computed: Collection[int] = (), apply_follows: bool = False
+        self,
+        rows: Rows,
+        computed: Collection[int] = (),
+        apply_follows: bool = False,
+        bags: Bags = MappingProxyType({}),
     ) -> dict[int, list[FoundRows]]:
-        found = self._find(rows, computed, apply_follows)
+        found = self._find(rows, computed, apply_follows, bags)
         if apply_follows:
             self._asked = rows
         for slot, spaces in found.items():
