@@ -31,7 +31,8 @@ redundancy, the next step's rows, and the slices of the dense sum.
 
 # Order of calls
 
-- Before the first step: `recovery.resume`, to go on from the durable tier.
+- Before the first step: `recovery.resume`, to go on from the durable tier; on a rank that has
+  joined a run under way: `recovery.join`, and none of the calls made at the start.
 - Per step: `lookup` with `apply_follows`, the passes of the slots, `apply`. After an `apply` with
   `rows_ahead` the next `lookup` asks for exactly the rows in `rows_ahead`, and an `apply` follows.
 - Between two steps, in any number: `check_stop`, `commit`, and, if the last `apply` had no
@@ -90,7 +91,6 @@ from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_input import StepInput
 from ecrm.engine.step_replay import StepReplay
-from ecrm.placement.assignment import plan_reshape
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
@@ -391,7 +391,14 @@ class Engine:
             flight.replay = StepReplay(self.step, lookup, self.view) if foresees else None
             ahead = self._lookup_ahead(given.rows_ahead, given.rows_soon, given.bags_ahead)
             ends_at = self._first_end(given.ends_at)
-            results = given.messages(self.view, lookup, ahead, state.hooks.asks(), ends_at)
+            results = given.messages(
+                self.view,
+                lookup,
+                ahead,
+                state.hooks.asks(),
+                ends_at,
+                self._transport.newcomers_wait,
+            )
             came = self._exchange_results(lookup, results, given.skip_troubled)
             skips = given.skip_troubled and bool(came.troubles)
             # set before the first update: a death in the middle must count rows as changed
@@ -410,6 +417,8 @@ class Engine:
                 given.commit
                 # a stop must lose no step
                 or bool(came.stopping)
+                # ranks join at a commit
+                or bool(came.joins)
                 # units must be of the same step when read for the rebuild
                 or bool(self.view.rebuilding)
                 or self._commit_is_due()
@@ -430,6 +439,10 @@ class Engine:
                 self._agree_on_commit(compares=True)
                 # only after the agreement do all ranks know of the request to stop
                 self.recovery.stopping = self.recovery.stopping or bool(came.stopping)
+                # a run about to end needs no further rank
+                if came.joins and not (self.recovery.stopping or self.over):
+                    self._step_finished()
+                    self.recovery.admit()
             put_right = committing and state.put_right
             # After a stop or the end no lookup follows. A correction by scrubbing makes rows that
             # came ahead wrong: the next lookup asks anew.
@@ -651,7 +664,7 @@ class Engine:
         if not due or not state.policy.reshape:
             return
         state.reshape_considered = self.view.epoch
-        plan = plan_reshape(self.view, state.protection.shape)
+        plan = state.reshape_plan(self.view)
         # the members of every stripe are apart, or no better layout is possible
         if plan is None:
             return

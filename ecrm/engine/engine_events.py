@@ -62,6 +62,14 @@ def interrupted_event(
     )
 
 
+def joined_event(ranks: Sequence[int], view: View, step: int, left: int) -> events.Joined:
+    """Ranks have joined by `view`, the ranks to run from `step` on."""
+    slots = {slot: host for slot, host in enumerate(view.slots) if host in ranks}
+    return events.Joined(
+        ranks=list(ranks), step=step, epoch=view.epoch, slots=slots, failures_left=left
+    )
+
+
 def rebuilt_event(failure: RecoveryRecord, left: int) -> events.Rebuilt:
     """The shards lost in a failure are whole again."""
     return events.Rebuilt(

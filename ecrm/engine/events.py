@@ -477,6 +477,27 @@ def _back_in_words(told: Failure | Interrupted) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Joined(Event):
+    """Ranks that were lost have come back, as spares or with slots; shards move to them later."""
+
+    identified_by = ("epoch",)
+
+    ranks: Annotated[Sequence[int], Told("ranks that have joined")]
+    step: Step
+    epoch: Epoch
+    slots: Annotated[Mapping[int, int], Told("slot to the rank that has joined and runs the slot")]
+    failures_left: FailuresLeft
+
+    def line(self, terms: Terms) -> str:
+        slots = f" with {named('slot', self.slots)}" if self.slots else ""
+        back = "is back" if len(self.ranks) == 1 else "are back"
+        return (
+            f"! {named('rank', self.ranks)} {back}{slots}, from step {self.step} on; "
+            f"can survive {self.failures_left} more at once"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class View(Event):
     """Roles have moved between ranks; ranks.json says where they are."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ecrm.base.errors import LostTouch
@@ -72,10 +73,26 @@ class FailureLog:
     futile: int = 0
     _furthest: int = 0
 
-    def shrunk(self, died: bool) -> None:
-        """Count a shrink; `died`: whether the shrink dropped a rank."""
-        self.interruptions += not died
-        self.futile = 0 if died else self.futile + 1
+    def shrunk(self, changed: bool) -> None:
+        """Count a shrink; `changed`: whether the live ranks are others than before."""
+        self.interruptions += not changed
+        self.futile = 0 if changed else self.futile + 1
+
+    def told(self) -> dict[str, Any]:
+        """The log in JSON, for a rank that joins."""
+        return asdict(self)
+
+    @staticmethod
+    def of(told: Mapping[str, Any]) -> FailureLog:
+        """The log told by another rank. Times are by the clock of the other rank."""
+        log = FailureLog(**told)
+        log.failures = [
+            RecoveryRecord(
+                **{**record, **{k: tuple(record[k]) for k in ("ranks", "shards", "slots")}}
+            )
+            for record in told["failures"]
+        ]
+        return log
 
     def committed(self, step: int) -> None:
         """Note a commit of all steps before `step`; only a step never committed before counts."""

@@ -37,6 +37,8 @@ class Ledger:
     - `replays`: the step for the rank to replay, if next; -1 for no step. `told`, by rank: requests
       of the rank's slots to lost shards for the replay.
     - `futile`: as in `FailureLog`.
+    - `newcomers`: ranks that have just joined, without any state. `newest`: other ranks with the
+      newest commit.
     - `why`, by rank: the failure seen, in words. `refusals`, by rank: class and message of the
       error to end all ranks with.
     - `findings`, by rank: a text for the inquest of all ranks, carried unread.
@@ -55,6 +57,8 @@ class Ledger:
     why: Mapping[int, str] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
     findings: Mapping[int, str] = field(default_factory=dict)
+    newcomers: tuple[int, ...] = ()
+    newest: tuple[int, ...] = ()
 
     @property
     def why_in_words(self) -> str:
@@ -73,7 +77,7 @@ class Ledger:
         different things.
         """
         mine = transport.rank
-        flags = self.asks, self.state_lost, mine in self.dense
+        flags = self.asks, self.state_lost, mine in self.dense, mine in self.newcomers
         numbers = torch.tensor(
             [
                 self.commits,
@@ -95,7 +99,7 @@ class Ledger:
         newest = self._newest_view(transport, epochs)
         said = []
         for rank, (numbers_said, reasons, told) in heard.items():
-            commits, begun, asks, state_lost, holds, replays, futile, _ = numbers_said
+            commits, begun, asks, state_lost, holds, new, replays, futile, _ = numbers_said
             noticed, *texts = reasons
             why, refusal, found = ({rank: text} if text else {} for text in texts)
             said.append(
@@ -113,15 +117,16 @@ class Ledger:
                     why,
                     refusal,
                     found,
+                    (rank,) if new else (),
                 )
             )
         replayed = {
             (ledger.replays, epoch) for ledger, epoch in zip(said, epochs.values(), strict=True)
         }
         commits, seen = max(ledger.commits for ledger in said), any(ledger.why for ledger in said)
-        noticed = Counter(ledger.noticed for ledger in said if ledger.why or not seen).most_common(
-            1
-        )[0][0]
+        noticed = Counter(
+            ledger.noticed for ledger in said if (ledger.why or not seen) and not ledger.newcomers
+        ).most_common(1)
         return Ledger(
             commits,
             newest,
@@ -129,13 +134,19 @@ class Ledger:
             any(ledger.asks for ledger in said),
             any(ledger.state_lost for ledger in said),
             tuple(sorted(rank for ledger in said for rank in ledger.dense)),
-            noticed,
+            noticed[0][0] if noticed else self.noticed,
             replayed.pop()[0] if len(replayed) == 1 else -1,
             {rank: told for ledger in said for rank, told in ledger.told.items()},
-            min(ledger.futile for ledger in said),
+            min((ledger.futile for ledger in said if not ledger.newcomers), default=0),
             {rank: why for ledger in said for rank, why in ledger.why.items()},
             {rank: refusal for ledger in said for rank, refusal in ledger.refusals.items()},
             {rank: text for ledger in said for rank, text in ledger.findings.items()},
+            tuple(rank for ledger in said for rank in ledger.newcomers),
+            tuple(
+                rank
+                for rank, ledger in zip(heard, said, strict=True)
+                if ledger.commits == commits and not ledger.newcomers
+            ),
         )
 
     def _newest_view(self, transport: Transport, epochs: Mapping[int, int]) -> View:

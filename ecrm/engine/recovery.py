@@ -1,16 +1,26 @@
 """Recovery after deaths: survivors go back to the last commit and share out the roles.
 
+A rank that joins a run under way joins by a recovery, begun on all ranks right after a commit: the
+shrink admits the rank, the ledger tells all ranks of the newcomer, and a rank with the newest
+commit tells the newcomer the state that every rank has (WELCOME). A newcomer in a broken recovery
+stays a newcomer, and is welcomed again.
+
 The states of a rank, STEP being any call inside `recovering`:
 
     STEP ---- peer failure in a call; `refuse` or `recover` called -------------+
      ^                                                                          |
      |       +------------------------------------------------------------------+
      |       v
-     |    SHRINK <---- peer failure in LEDGER, SEE OFF, SPREAD, ROLLBACK or AGREE
+     |    SHRINK <---- peer failure in LEDGER, WELCOME, SEE OFF, SPREAD, ROLLBACK or
+     |       |         AGREE
      |       |    \
      |       |     +-- too many shrinks in a row without a death ----------------> END
      |       v
      |    LEDGER ----- refusal, error of the inquest, calls failed in vain ------> END
+     |       |    ^
+     |       |     +-- a newcomer, admitted by the shrink of the other ranks
+     |       v
+     |    WELCOME ---- every rank with a state is dead --------------------------> END
      |       |
      |       v
      |    RETURN ----- rank without state, or no deltas to undo ------> ROLLBACK
@@ -47,6 +57,7 @@ Any rank may die in any state:
     SHRINK     | a failed call, or a call of `recover`  | SHRINK itself drops the dead, or
                |                                        | LEDGER fails: SHRINK again
     LEDGER     | a shrink                               | SHRINK; ranks past the agreement follow
+    WELCOME    | an agreed ledger with newcomers        | SHRINK; newcomers stay newcomers
     RETURN     | an agreed ledger; no messages          | RETURN goes on; the next message fails
     SEE OFF    | rows at the commit, and a live rank    | SHRINK, also by the end of the leaving
                | that is to leave, by the inquest       | rank; the inquest keeps the finding
@@ -65,7 +76,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ecrm.base.errors import (
     ChangedDataError,
@@ -81,10 +92,11 @@ from ecrm.engine.dense import spread_dense
 from ecrm.engine.engine_events import (
     failure_event,
     interrupted_event,
+    joined_event,
     rolled_back_event,
     view_event,
 )
-from ecrm.engine.failures import MOST_FUTILE, RecoveryRecord
+from ecrm.engine.failures import MOST_FUTILE, FailureLog, RecoveryRecord
 from ecrm.engine.hooks import StepAborted
 from ecrm.engine.in_flight import StepInFlight
 from ecrm.engine.inquest import Leaving
@@ -92,9 +104,12 @@ from ecrm.engine.ledger import Ledger, Noticed
 from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
+from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.placement.view_change import plan_recovery
+from ecrm.placement.view_change import plan_join, plan_recovery
 from ecrm.transport.base import PeerFailure, Revoked
+from ecrm.transport.message import json_part, of_json_part
+from ecrm.transport.piggyback import Outgoing
 
 REFUSALS = {
     kind.__name__: kind
@@ -125,6 +140,7 @@ class Recovery:
         self.over_at = self.ends_at = -1
         # from the beginning of a rollback until the agreement on the end of the rollback
         self._state_lost = False
+        self._newcomer = False  # from `join` until the end of the recovery
         self._refusal = ""  # the error of this rank, to end all ranks
         self._noticed = Noticed(0, "start", 0)
 
@@ -158,12 +174,28 @@ class Recovery:
         self.recover()
         raise AssertionError("a recovery went on although a rank refused to")
 
-    def recover(self, why: str = "") -> None:
+    def admit(self) -> NoReturn:
+        """Collective, right after a commit: let the ranks join that wait; raises StepAborted."""
+        self.recover()
+        raise StepAborted
+
+    def join(self) -> None:
+        """Join a run under way, as a rank without state, before the first step of this rank.
+
+        Collective with the recovery of the ranks that have admitted this rank. Raises as `recover`
+        does.
+        """
+        self._newcomer = True
+        self._state.begin_anew(self._state.protection.shape)
+        self.recover(shrunk=True)
+
+    def recover(self, why: str = "", shrunk: bool = False) -> None:
         """Collective among survivors: go back to the commit and share out the dead ranks' roles.
 
-        `why` is the failure seen by this rank, if any. Raises Unrecoverable, on every survivor,
-        after losses beyond the protection without a durable tier, or if calls keep failing without
-        a death; an error of REFUSALS for a refusal; the errors of the inquest.
+        `why` is the failure seen by this rank, if any. With `shrunk` the transport has just shrunk.
+        Ranks that wait join. Raises Unrecoverable, on every survivor, after losses beyond the
+        protection without a durable tier, or if calls keep failing without a death; an error of
+        REFUSALS for a refusal; the errors of the inquest.
         """
         state, flight = self._state, self._in_flight
         inquest = state.hooks.inquest
@@ -174,13 +206,16 @@ class Recovery:
             state.step - (flight.phase == "commit"), flight.phase, state.step + flight.updating
         )
         replay = flight.give_up()
-        rollbacks, before, held = self.rollbacks, state.view, state.view
+        rollbacks, before, held, begins = self.rollbacks, state.view, state.view, True
         # ranks may die during recovery: every state may be repeated, so begin again at the shrink
         while True:
             try:
-                live = transport.live
-                transport.shrink()
-                state.failures.shrunk(died=transport.live != live)
+                if not shrunk:
+                    live = transport.live
+                    transport.shrink(admit=begins and state.view.live == live)
+                    state.failures.shrunk(changed=transport.live != live)
+                # in a broken recovery views may lack a death: a number must not return unseen
+                shrunk = begins = False
                 # If ledgers keep failing, no count is ever agreed on. The rank then gives up alone,
                 # at twice the limit: the own count may be too high, after a missed commit.
                 state.failures.check(state.failures.futile, why, 2 * MOST_FUTILE)
@@ -189,6 +224,9 @@ class Recovery:
                 findings = inquest.find(self._dead_since(held))
                 ledger = self._ledger(replay, why, findings).agreed(transport)
                 leaving = self._judge(ledger)
+                if ledger.newcomers:
+                    before = self._welcome(ledger, before)
+                    held = before if self._newcomer else held
                 try:
                     self._return_to_commit(ledger)
                     # at the commit: its view and rows decide whether the rank is needed
@@ -210,6 +248,7 @@ class Recovery:
                         )
                     # the ledger's agreement is enough if no dense state is sent afterwards
                     agreed = bool(ledger.dense) and set(state.view.dense) <= set(ledger.dense)
+                    agreed = agreed and not ledger.newcomers
                     received_dense = spread_dense(
                         transport, state.view.dense, ledger.dense, state.export_dense
                     )
@@ -239,13 +278,17 @@ class Recovery:
         if received_dense is not None:
             state.load_dense(received_dense)
         dead = tuple(rank for rank in before.live if rank not in transport.live)
+        joined = tuple(rank for rank in transport.live if rank not in before.live)
+        self._newcomer = False
         # calls may fail though no rank died: such a recovery is no failure, but an interruption
         if dead:
             self._record_failure(dead, before, began)
             for told in inquest.events(dead):
                 state.hooks.event(told)
-        else:
+        elif not joined:
             self._record_interruption(ledger.why_in_words, began)
+        if joined:
+            state.hooks.event(joined_event(joined, state.view, state.step, state.failures_left))
         # a rollback has loaded all rows: no lost shard waits for a rebuild any more
         if self.rollbacks > rollbacks:
             state.failures.shards_whole(list(range(len(before.shards))), (), {}, state.clock())
@@ -260,6 +303,54 @@ class Recovery:
         """
         dead = sorted(set(held.live) - set(self._state.transport.live))
         return {rank: held.slots_of(rank) for rank in dead}
+
+    def _welcome(self, agreed: Ledger, before: View) -> View:
+        """Collective: tell newcomers the state that every rank has at the newest commit.
+
+        Returns the view of the other ranks at the beginning of their recovery, `before`.
+        """
+        state, rank = self._state, self._state.rank
+        if not agreed.newest:
+            raise Unrecoverable("every rank with a state died while ranks were joining")
+        outgoing: Outgoing = {}
+        if rank == agreed.newest[0]:
+            parts = [json_part([before.to_json(), *self._known_to_all()])]
+            outgoing = dict.fromkeys(agreed.newcomers, parts)
+        received = state.transport.exchange(outgoing)
+        if rank not in agreed.newcomers:
+            return before
+        ((told, *known),) = map(of_json_part, received[agreed.newest[0]])
+        self._learn(agreed, *known)
+        return View.from_json(told)
+
+    def _known_to_all(self) -> tuple[list[int], list[Any], dict[str, Any], dict[str, Any]]:
+        """The state of this recovery, of the engine, of failures and of scrubbing, as JSON."""
+        state, shape = self._state, self._state.protection.shape
+        return (
+            [self.rollbacks, self.completed, self.over_at, self.ends_at],
+            [state.committed, shape.shards, shape.k, list(state.live_at_commit)],
+            state.failures.told(),
+            {} if state.scrub is None else state.scrub.told(),
+        )
+
+    def _learn(
+        self,
+        agreed: Ledger,
+        mine: list[int],
+        engine: list[Any],
+        failures: dict[str, Any],
+        scrub: dict[str, Any],
+    ) -> None:
+        """Take the state told by `_known_to_all`."""
+        state = self._state
+        self.rollbacks, self.completed, self.over_at, self.ends_at = mine
+        committed, shards, k, live_at_commit = engine
+        state.begin_anew(StripeShape(shards, k, state.protection.shape.m))
+        state.step = state.committed = state.context.committed = committed
+        state.commits, state.live_at_commit = agreed.commits, tuple(live_at_commit)
+        state.failures = FailureLog.of(failures)
+        if state.scrub is not None:
+            state.scrub.take(scrub)
 
     def _ledger(self, replay: StepReplay | None, why: str, findings: str) -> Ledger:
         """The ledger of this rank, for sharing."""
@@ -278,6 +369,7 @@ class Recovery:
             {rank: why} if why else {},
             {rank: self._refusal} if self._refusal else {},
             {rank: findings},
+            (rank,) if self._newcomer else (),
         )
 
     def _judge(self, agreed: Ledger) -> Leaving | None:
@@ -375,6 +467,10 @@ class Recovery:
         # a pure function of view and dead: all survivors find the same view without a message
         if dead:
             state.view = self._view_after(live)
+        if joined := [rank for rank in live if rank not in state.view.live]:
+            state.view = plan_join(
+                state.view, joined, state.first_view, state.policy.dense_replicas
+            )
         # without new deaths too: the newest view may be from a recovery broken off elsewhere
         state.host_shards(missing=True)
         protection.adopt(state.view)

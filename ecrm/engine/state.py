@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from ecrm.engine.rollback import Rollback
 from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.step_log import StepLog
 from ecrm.placement.assignment import plan_reshape
+from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View, mark_whole
 from ecrm.protection.base import Protection, RepairReport
@@ -39,8 +41,9 @@ class EngineState:
     """A rank's shards, redundancy and dense replica, with the logs to undo a step.
 
     - `step`: the step to run next. `committed`: number of steps not to be taken back.
-    - `view`: the present map of roles. `live_at_commit`: the live ranks at the last commit of a
-      step, at the end of a rebuild with all redundancy back, or at a new layout.
+    - `view`: the present map of roles; `first_view`: at the undisturbed start.
+    - `live_at_commit`: the live ranks at the last commit of a step, at the end of a rebuild with
+      all redundancy back, or at a new layout.
     - `dense`: this rank's dense replica or `None`. `log`: notes of slots, with a replica.
     - `failures`: the record of failures survived.
     - `rebuild_left`: rows still missing, by rebuilding shard. `pace`: this rank's choice of rows to
@@ -74,6 +77,7 @@ class EngineState:
             hooks or Hooks(),
             clock,
         )
+        self.first_view, self._first_shape = view, protection.shape
         self.layouts = stores.layouts(protection.shape)
         self.hosted: dict[ShardSpace, HostedShard] = {}
         self.step = self.committed = self.commits = 0
@@ -143,9 +147,13 @@ class EngineState:
     def failures_left_when_rebuilt(self) -> int:
         """`failures_left` after the rebuild, and after a reshape if one is due."""
         whole = mark_whole(self.view, self.view.rebuilding)
-        plan = plan_reshape(whole, self.protection.shape) if self.policy.reshape else None
+        plan = self.reshape_plan(whole) if self.policy.reshape else None
         shape, view = plan or (self.protection.shape, whole)
         return self.protection.failures_left(view, shape, 0)
+
+    def reshape_plan(self, view: View) -> tuple[StripeShape, View] | None:
+        """A better layout for `view`, as in `plan_reshape`."""
+        return plan_reshape(view, self.protection.shape, self.first_view, self._first_shape)
 
     @property
     def rebuild_fraction(self) -> float:
@@ -282,6 +290,16 @@ class EngineState:
         self.dense, self.log = None, StepLog()
         if self.rank in self.view.dense:
             self.load_dense(loaded.dense)
+
+    def begin_anew(self, shape: StripeShape) -> None:
+        """Hold nothing, over stripes of `shape`: for a rank that joins a run under way."""
+        self.hosted, self.dense, self.log = {}, None, StepLog()
+        self.protection = self.protection.with_shape(shape)
+        self.layouts = self.stores.layouts(shape)
+        self.context = replace(self.context, layouts=self.layouts, hosted=self.hosted)
+        self.view = replace(self.view, epoch=-1, live=(), shards=(), slots=(), dense=())
+        self.protection.start(self.context, self.view)
+        self.scrub = self.protection.make_scrub(self.policy.scrub_rows_per_step)
 
     def undo(self) -> None:
         """Go back to the last commit; a second call changes nothing."""

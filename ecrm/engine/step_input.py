@@ -12,7 +12,7 @@ from ecrm.engine.dense import SlicedSum
 from ecrm.engine.lookup import Bags, Lookup
 from ecrm.placement.view import View
 from ecrm.protection.pooled import BagValues
-from ecrm.protection.routing import DENSE, ENDS, NOTE, OVER, SLOT_STATE, STOP, TROUBLE
+from ecrm.protection.routing import DENSE, ENDS, JOIN, NOTE, OVER, SLOT_STATE, STOP, TROUBLE
 from ecrm.transport.outbox import Outbox
 
 Rows = Mapping[int, Sequence[Tensor]]
@@ -64,13 +64,19 @@ class StepInput:
     bags_ahead: Bags = field(default_factory=dict)
 
     def messages(
-        self, view: View, lookup: Lookup, ahead: Lookup | None, stops: bool, ends_at: int
+        self,
+        view: View,
+        lookup: Lookup,
+        ahead: Lookup | None,
+        stops: bool,
+        ends_at: int,
+        admits: bool,
     ) -> Outbox:
         """The messages of this rank's slots in a step's first exchange.
 
         Row gradients go to shards; slices, notes and states to dense holders; requests of the next
         lookup, `ahead`, to shards. A request to stop, if the rank `stops`, the end of training,
-        `ends_at`, and troubles go to all ranks.
+        `ends_at`, the wish to admit ranks, and troubles go to all ranks.
         """
         holders = SlicedSum(view.dense)
         outgoing = lookup.slot_side.gradients(self.row_gradients, self.sit_out, self.bag_gradients)
@@ -86,6 +92,7 @@ class StepInput:
             outgoing.include(ahead.requests())
         # all ranks must decide alike on a stop, an end and troubles: tell every live rank
         told: list[tuple[tuple[int, ...], Tensor]] = [((STOP,), torch.empty(0))] if stops else []
+        told += [((JOIN,), torch.empty(0))] if admits else []
         told += [((OVER, slot), torch.empty(0)) for slot in self.over]
         # repeated by every rank knowing of the end: the first rank to say so may be dead by now
         told += [((ENDS, ends_at), torch.empty(0))] if ends_at >= 0 else []

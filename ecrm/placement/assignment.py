@@ -99,22 +99,62 @@ def _domains_needed(shape: StripeShape) -> int:
     return -(-shape.shards // (shape.shards // shape.width))
 
 
-def plan_reshape(view: View, shape: StripeShape) -> tuple[StripeShape, View] | None:
+def plan_reshape(
+    view: View, shape: StripeShape, first: View, first_shape: StripeShape
+) -> tuple[StripeShape, View] | None:
     """Stripes and view with members apart again, on the present hosts and the spares.
 
-    The largest k up to the present k, with the same m, then the most shards. `None` if m is 0, if
-    members are apart already, or if fewer than m + 2 ranks (or failure domains) are left for
-    stripes; for k = 1, fewer than m + 1.
+    `first` and `first_shape` are those of the undisturbed start. The largest k up to the first k,
+    with the same m, then the most shards. `None` if m is 0, or if fewer than m + 2 ranks (or
+    failure domains) are left for stripes; for k = 1, fewer than m + 1. If members are apart
+    already, `None` before a rank has joined. Afterwards a plan has a larger k, or more shards up to
+    the first number, or shards that doubled up go to spares.
     """
-    if not shape.m or keeps_apart(view, shape):
+    apart = keeps_apart(view, shape)
+    if not shape.m or (apart and not view.joined):
         return None
-    ranks = sorted({*view.shards, *view.spares})
-    for k in range(min(shape.k, len(ranks) - shape.m), min(shape.k, 2) - 1, -1):
-        for shards in range(len(ranks), k + shape.m - 1, -1):
-            fewer = StripeShape(shards, k, shape.m)
+    ranks = _able_to_host(view, first)
+    most = min(len(ranks), first_shape.shards) if apart else len(ranks)
+    present = (shape.k, shape.shards) if apart else (0, 0)
+    for k in range(min(first_shape.k, len(ranks) - shape.m), min(first_shape.k, 2) - 1, -1):
+        for shards in range(most, k + shape.m - 1, -1):
+            if (k, shards) <= present:
+                return _relieved(view, shape, ranks)
+            other = StripeShape(shards, k, shape.m)
             try:
-                hosts = spread_shards(fewer, ranks, view.domains)
+                hosts = spread_shards(other, ranks, view.domains)
             except CannotKeepApart:
                 continue
-            return fewer, replace(view, epoch=view.epoch + 1, shards=hosts)
-    return None
+            return other, replace(view, epoch=view.epoch + 1, shards=hosts)
+    return _relieved(view, shape, ranks) if apart else None
+
+
+def _able_to_host(view: View, first: View) -> list[int]:
+    """The ranks for shards: present hosts, and spares.
+
+    If trainers host shards at the start, also ranks that have joined.
+    """
+    together = set(first.shards) & set(first.slots)
+    joined = view.live_set.intersection(view.joined if together else ())
+    return sorted({*view.shards, *view.spares, *joined})
+
+
+def _relieved(
+    view: View, shape: StripeShape, ranks: Sequence[int]
+) -> tuple[StripeShape, View] | None:
+    """The same stripes, with shards that doubled up on ranks without a shard, members apart.
+
+    `None` if no shard can move.
+    """
+    after = view
+    for shard, host in enumerate(view.shards):
+        idle = [rank for rank in ranks if rank not in after.shards]
+        if after.shards.count(host) < 2 or not idle:
+            continue
+        for rank in idle:
+            hosts = (*after.shards[:shard], rank, *after.shards[shard + 1 :])
+            moved = replace(after, shards=hosts)
+            if keeps_apart(moved, shape):
+                after = moved
+                break
+    return None if after is view else (shape, replace(after, epoch=view.epoch + 1))

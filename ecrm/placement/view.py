@@ -25,7 +25,8 @@ class View:
     `shards[i]` and `slots[i]` are the ranks hosting shard i and slot i; `dense` are the dense
     holders; `rebuilding` the shards with rows possibly missing; `live` all live ranks, spares
     included. Sets are ascending. `domains[rank]` is the failure domain of a rank, live or dead:
-    ranks lost together, a single rank or all ranks of a host.
+    ranks lost together, a single rank or all ranks of a host. `joined` are the ranks that have ever
+    joined the run under way.
     """
 
     epoch: int
@@ -35,6 +36,7 @@ class View:
     dense: tuple[int, ...]
     rebuilding: tuple[int, ...] = ()
     domains: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
 
     def shards_of(self, rank: int) -> tuple[int, ...]:
         return tuple(shard for shard, host in enumerate(self.shards) if host == rank)

@@ -1,4 +1,7 @@
-"""The next view after ranks have died, with heirs for the roles. All survivors find the same."""
+"""The next view after ranks have died or joined. All live ranks find the same.
+
+Roles of the dead go to heirs. A rank that joins gets slots that doubled up, or is a spare.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +74,35 @@ def plan_rollback(view: View, dead: Iterable[int], shape: StripeShape, dense_rep
     gone = sorted(set(dead) & set(view.live))
     lost = [shard for shard, host in enumerate(view.shards) if host in gone]
     return _handed_on(replace(view, rebuilding=()), gone, shape, dense_replicas, lost)
+
+
+def plan_join(view: View, joined: Iterable[int], first: View, dense_replicas: int) -> View:
+    """The next view with `joined` ranks; `first` is the view at the undisturbed start.
+
+    A rank that joins is a spare. But as long as fewer ranks have slots than at the start, the rank
+    gets its share of the slots of the rank with most slots. Ranks with slots at the start come
+    first. Shards move later, by `plan_reshape`.
+    """
+    new = sorted(set(joined) - set(view.live), key=lambda rank: (not first.slots_of(rank), rank))
+    live = tuple(sorted((*view.live, *new)))
+    slots = list(view.slots)
+    for rank in new:
+        load = Counter(slots)
+        if len(load) >= len(set(first.slots)):
+            break
+        donor = max(load, key=lambda host: (load[host], -host))
+        theirs = [slot for slot, host in enumerate(slots) if host == donor]
+        # the higher half: a donor with a single slot keeps the slot
+        for slot in theirs[-(-len(theirs) // 2) :]:
+            slots[slot] = rank
+    after = replace(
+        view,
+        epoch=view.epoch + 1,
+        live=live,
+        slots=tuple(slots),
+        joined=tuple(sorted({*view.joined, *new})),
+    )
+    return replace(after, dense=dense_holders(after, dense_replicas))
 
 
 def _handed_on(

@@ -28,6 +28,6 @@ class CountedTransport(WrappedTransport):
         with self._calls.call():
             return self.inner.agree_alike(flag, word)
 
-    def shrink(self) -> None:
+    def shrink(self, admit: bool = False) -> None:
         with self._calls.call():
-            self.inner.shrink()
+            self.inner.shrink(admit)

@@ -60,7 +60,8 @@ from ecrm.transport.outbox import Outbox, Spread
     BAGS,
     SUMS,
     BAG_GRADIENTS,
-) = range(16)
+    JOIN,
+) = range(17)
 
 
 RowMemory = Callable[[int, int], Tensor]
@@ -673,7 +674,7 @@ class StepResults:
     {rank: requests for the next step}; `soon`, {(shard, space): list of local rows for the step
     after the next, a tensor per slot}; `troubles`, {slot: trouble}; `stopping`, ranks asking to
     stop; `over`, slots without a part in the next step; `ends`, steps before which training is to
-    end.
+    end; `joins`, ranks that know of ranks waiting to join.
     """
 
     gradients: dict[tuple[int, int, int], Tensor | Picked]
@@ -686,11 +687,12 @@ class StepResults:
     stopping: set[int]
     over: set[int]
     ends: set[int]
+    joins: set[int]
     of_bags: dict[Place, tuple[Tensor | Picked, float]]
 
     @classmethod
     def of(cls, received: Mapping[int, Sequence[Received]]) -> StepResults:
-        found = cls({}, {}, {}, {}, {}, {}, {}, set(), set(), set(), {})
+        found = cls({}, {}, {}, {}, {}, {}, {}, set(), set(), set(), set(), {})
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
                 kind, key = head[0], head[1:]
@@ -708,6 +710,8 @@ class StepResults:
                     found.soon.setdefault(key, []).append(payload)
                 elif kind == STOP:
                     found.stopping.add(rank)
+                elif kind == JOIN:
+                    found.joins.add(rank)
                 elif kind == OVER:
                     found.over.add(key[0])
                 elif kind == ENDS:

@@ -12,8 +12,9 @@ the window. The window is then checked again.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -192,6 +193,20 @@ class Scrub:
         self.report.exact += sum(finding.repaired and finding.exact for finding in window.told)
         self._go_on_from(stop)
         return window.told
+
+    def told(self) -> dict[str, Any]:
+        """The report and the place in the pass at the last commit, in JSON, for a new rank."""
+        return {
+            "report": asdict(self.report),
+            "place": [self._space, self._first, self._exact_from],
+            "known": sorted(self._known),
+        }
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Go on from the place told by another rank."""
+        self.report = ScrubReport(**told["report"])
+        self._space, self._first, self._exact_from = told["place"]
+        self._known = {(space, stripe) for space, stripe in told["known"]}
 
     def undo(self) -> None:
         """Forget the window checked since the commit; a second call changes nothing."""

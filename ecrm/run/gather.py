@@ -41,7 +41,7 @@ def share_at_start(
         except PeerFailure as failure:
             live = transport.live
             transport.shrink()
-            log.shrunk(died=transport.live != live)
+            log.shrunk(changed=transport.live != live)
             log.check(log.futile, str(failure))
     transport.rounds_at_start += 1
     return shared

@@ -115,9 +115,9 @@ class ProfiledTransport(WrappedTransport):
         with self._timed("agree"):
             return self.inner.agree_alike(flag, word)
 
-    def shrink(self) -> None:
+    def shrink(self, admit: bool = False) -> None:
         with self._timed("shrink"):
-            self.inner.shrink()
+            self.inner.shrink(admit)
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -28,7 +28,7 @@ class LoneTransport(Transport):
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
         return bool(flag), True
 
-    def shrink(self) -> None:
+    def shrink(self, admit: bool = False) -> None:
         pass
 
     def close(self) -> None:

@@ -29,6 +29,8 @@ run, never renumbered after a death.
   exchange or share may complete on some ranks only.
 - After each `PeerFailure`: `shrink`, then undo the step, then `share` the commit of every rank,
   then `agree`. A `PeerFailure` in this recovery begins the recovery anew.
+- After a commit, if ranks wait to join: `shrink(admit=True)` on all ranks, then as after a failure.
+  A rank that joins begins with the calls after this shrink.
 - Last: `close`. Under MPI the process then ends by `os._exit`.
 
 In code, for a rank with a state to commit:
@@ -124,10 +126,17 @@ class Transport(ABC):
     """Memory shared by ranks of a host, for the introduction at the start, or `None`."""
     rounds_at_start: int = 0
     """Number of finished calls of `share_at_start`."""
+    joined: bool = False
+    """Whether this rank has joined a run under way, and has no state of the run yet."""
     pulse: Pulse | None = None
     """The pulse of this rank's GPU, if a guard watches the GPU."""
     receive_memory: ReceiveMemory = staticmethod(new_memory)
     """Returns memory for received bytes, uint8, given a size, if the transport copies them."""
+
+    @property
+    def newcomers_wait(self) -> bool:
+        """Whether ranks wait to join, as far as known on this rank. Not collective."""
+        return False
 
     def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """Return zeros of a shape in memory readable by other ranks of the host.
@@ -201,10 +210,12 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def shrink(self) -> None:
+    def shrink(self, admit: bool = False) -> None:
         """Interrupt every pending call on all ranks and drop the dead from `live`.
 
-        The survivors can then make the next call.
+        The survivors can then make the next call. If all survivors `admit`, ranks that wait to join
+        are in `live` too. A rank that died in this epoch cannot join by the same shrink. A rank may
+        `admit` only if no recovery is unfinished on any rank.
 
         On return `live` is the same on all survivors returning from this shrink. Does not raise
         `PeerFailure`: ranks dying meanwhile are dropped too, or are found by the next call.
@@ -253,6 +264,14 @@ class WrappedTransport(Transport):
         self.inner.rounds_at_start = rounds
 
     @property
+    def joined(self) -> bool:  # type: ignore[override]
+        return self.inner.joined
+
+    @property
+    def newcomers_wait(self) -> bool:
+        return self.inner.newcomers_wait
+
+    @property
     def shared_memory(self) -> SharedMemory | None:  # type: ignore[override]
         return self.inner.shared_memory
 
@@ -280,8 +299,8 @@ class WrappedTransport(Transport):
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
         return self.inner.agree_alike(flag, word)
 
-    def shrink(self) -> None:
-        self.inner.shrink()
+    def shrink(self, admit: bool = False) -> None:
+        self.inner.shrink(admit)
 
     def close(self) -> None:
         self.inner.close()

@@ -103,7 +103,7 @@ class LinkTransport(PackedTransport):
             far *= 2
         return meaning_of(bits)
 
-    def shrink(self) -> None:
+    def shrink(self, admit: bool = False) -> None:
         """As in `Transport`.
 
         Waits for live ranks still computing, without a bound; a hanging rank must be killed from

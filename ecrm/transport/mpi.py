@@ -107,7 +107,7 @@ class MpiTransport(PackedTransport):
             raise Revoked("agree: another rank is recovering from a failure or has left")
         return meaning_of(answer)
 
-    def shrink(self) -> None:
+    def shrink(self, admit: bool = False) -> None:
         """As in `Transport`; measured 2 to 25 ms for 7 training ranks on 2 cores.
 
         Survivors end only together: the new communicator is used only after an agreement that all

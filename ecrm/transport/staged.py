@@ -55,9 +55,9 @@ class StagedTransport(WrappedTransport):
     def share(self, tensors: Sequence[Part]) -> Mapping[int, list[Received]]:
         return self.inner.share(self._on_host(tensors))
 
-    def shrink(self) -> None:
+    def shrink(self, admit: bool = False) -> None:
         self._wait()
-        self.inner.shrink()
+        self.inner.shrink(admit)
 
     def _on_host(self, parts: Sequence[Part]) -> list[Part]:
         """Return the same parts on the host, where they stay until the next call."""

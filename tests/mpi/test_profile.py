@@ -28,7 +28,7 @@ class Alone(Transport):
     def agree_alike(self, flag, word):
         return flag, True
 
-    def shrink(self):
+    def shrink(self, admit=False):
         pass
 
     def close(self):

@@ -220,7 +220,7 @@ class Recorder(Transport):
     def agree_alike(self, flag, word):
         return flag, True
 
-    def shrink(self):
+    def shrink(self, admit=False):
         pass
 
     def close(self):

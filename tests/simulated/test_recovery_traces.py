@@ -235,8 +235,8 @@ def watched(case: Case, transport: Transport, say: Callable[[str], None]) -> Non
     shrink, exchange = transport.shrink, transport.exchange
     calls = 0
 
-    def told_shrink() -> None:
-        shrink()
+    def told_shrink(admit: bool = False) -> None:
+        shrink(admit)
         say(f"shrink: live are {' '.join(map(str, transport.live))}")
         if transport.rank == case.dies_after_shrink:
             say("dies")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-import ecrm.engine.engine as engine_module
 import ecrm.engine.recovery as engine_recovery_module
+import ecrm.engine.state as state_module
 import ecrm.placement.view_change as recovery_module
 import ecrm.protection.base as base_module
 import ecrm.protection.coding.code as code_module
@@ -93,8 +93,8 @@ def _gradients_changed_too_early(engine):
         for memory in there:
             memory.zero_()
 
-    def shrunk():
-        shrink()
+    def shrunk(admit=False):
+        shrink(admit)
         for memory, was in kept:
             memory.copy_(was)
         kept.clear()
@@ -255,7 +255,7 @@ def _dense_not_replaced(patch):
 
 
 def _no_reshape(patch):
-    patch.setattr(engine_module, "plan_reshape", lambda view, shape: None)
+    patch.setattr(state_module, "plan_reshape", lambda *given: None)
 
 
 def _reshape_moves_nothing(patch):
@@ -264,10 +264,10 @@ def _reshape_moves_nothing(patch):
 
 def _reshape_narrows(patch):
     """Laid out anew over k + m servers, however many are left."""
-    right = engine_module.plan_reshape
+    right = state_module.plan_reshape
 
-    def narrow(view, shape):
-        plan = right(view, shape)
+    def narrow(view, shape, *first):
+        plan = right(view, shape, *first)
         if plan is None or plan[0].shards == plan[0].width:
             return plan
         fewer = StripeShape(plan[0].width, plan[0].k, plan[0].m)
@@ -275,7 +275,7 @@ def _reshape_narrows(patch):
             plan[1], shards=spread_shards(fewer, sorted({*view.shards, *view.spares}), view.domains)
         )
 
-    patch.setattr(engine_module, "plan_reshape", narrow)
+    patch.setattr(state_module, "plan_reshape", narrow)
 
 
 def _promises_more(patch):

@@ -47,7 +47,7 @@ PROGRESS = {
 
 
 def test_every_event_has_a_meaning_and_types_and_meanings_of_its_fields():
-    assert len(EVENTS) == 19
+    assert len(EVENTS) == 20
     for name, kind in EVENTS.items():
         assert meaning_of(kind).endswith("."), name
         for field in fields_of(kind).values():
@@ -156,6 +156,7 @@ def lines_of_events() -> str:
         an(events.Restored, shards=[restored]),
         events.SlotFailed(rank=4, step=7, slot=1, part="body", error=None),
         an(events.Interrupted, phase="update"),
+        an(events.Joined, ranks=[3]),
         corruption(repaired=True, exact=True),
         corruption(repaired=True),
         corruption(),

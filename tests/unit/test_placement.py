@@ -363,13 +363,14 @@ def test_a_spare_beside_a_stripe_member_is_not_the_heir():
 def test_reshape_keeps_m_with_the_largest_k_until_too_few_are_left():
     shape = StripeShape(8, 6, 2)
     view = initial_view("colocated", shape, 2, 0, 2, 3)
-    assert plan_reshape(view, shape) is None
+    first = view, shape
+    assert plan_reshape(view, shape, *first) is None
     seen = []
     while True:
         lost = sorted(set(view.shards))[:2]
         view = plan_recovery(view, lost, shape, 3)
         view = mark_whole(view, view.rebuilding)
-        plan = plan_reshape(view, shape)
+        plan = plan_reshape(view, shape, *first)
         if plan is None:
             break
         shape, view = plan
@@ -383,17 +384,19 @@ def test_reshape_keeps_m_with_the_largest_k_until_too_few_are_left():
 def test_reshape_over_hosts_takes_fewer_shards_where_hosts_are_few():
     shape = StripeShape(8, 2, 2)
     domains = [rank // 2 for rank in range(8)]
-    view = initial_view("colocated", shape, 2, 0, 2, 3, domains)
+    first = view = initial_view("colocated", shape, 2, 0, 2, 3, domains)
     view = plan_recovery(view, [0, 1], shape, 3)
     view = mark_whole(view, view.rebuilding)
     assert not keeps_apart(view, shape)
-    assert plan_reshape(view, shape) is None  # three hosts cannot hold 2 + 2 units apart
+    assert (
+        plan_reshape(view, shape, first, shape) is None
+    )  # three hosts cannot hold 2 + 2 units apart
     shape = StripeShape(10, 3, 1)
     domains = [rank // 2 for rank in range(10)]
-    view = initial_view("colocated", shape, 2, 0, 2, 2, domains)
+    first = view = initial_view("colocated", shape, 2, 0, 2, 2, domains)
     view = plan_recovery(view, [0, 1], shape, 2)
     view = mark_whole(view, view.rebuilding)
-    fewer, after = plan_reshape(view, shape)
+    fewer, after = plan_reshape(view, shape, first, shape)
     assert (fewer.k, fewer.m) == (3, 1) and fewer.shards == 8
     assert keeps_apart(after, fewer)
 

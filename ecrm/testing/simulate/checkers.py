@@ -21,16 +21,24 @@ from ecrm.testing.simulate.role_checks import Roles
 class Checkers:
     """Compares the engines of a simulated cluster with the oracle; raises Violation.
 
+    `first` are the stripes at the start, by default the present stripes. `together` is whether
+    ranks with slots host shards at the start.
     `engines` maps ranks to engines. `doomed` holds the ranks with a decided death; the checkers
     skip these ranks. The caller keeps `engines` and `doomed` current, and calls the methods from
     the hooks of every engine.
     """
 
     def __init__(
-        self, engines: Mapping[int, Engine], doomed: Set[int], truth: Truth, reshapes: bool = True
+        self,
+        engines: Mapping[int, Engine],
+        doomed: Set[int],
+        truth: Truth,
+        reshapes: bool = True,
+        first: Circle | None = None,
+        together: bool = False,
     ) -> None:
         self._all, self._doomed, self._truth = engines, doomed, truth
-        self._roles = Roles(reshapes)
+        self._roles = Roles(reshapes, first, together)
         self._committed: dict[int, tuple[int, int]] = {}
         # ranks that have finished the current recovery
         self._through: set[int] | None = None
@@ -52,6 +60,10 @@ class Checkers:
             if phase == "recover":
                 self._through = set()
             self._roles.at_phase(rank, self._all[rank], phase)
+
+    def joined(self, rank: int) -> None:
+        """A rank that was dead has joined, with a new engine."""
+        self._roles.joined(rank)
 
     def after_commit(self, rank: int) -> None:
         """Check after a commit of a rank; the first live rank checks the whole cluster.

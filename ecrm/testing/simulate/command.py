@@ -31,9 +31,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     which.add_argument("--seeds", metavar="A:B", help="run the schedules of seeds A to B-1")
     parser.add_argument(
         "--suite",
-        choices=("survivable", "fatal", "sessions", "all"),
+        choices=("survivable", "fatal", "returning", "sessions", "all"),
         default="all",
         help="survivable: only faults that must be survived; fatal: one death more than that; "
+        "returning: dead ranks come back; "
         "sessions: faults of both kinds while scripts train random models, which needs torchrec; "
         "by default all",
     )

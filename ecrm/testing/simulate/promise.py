@@ -114,14 +114,18 @@ def idle(view: View) -> list[int]:
     return [rank for rank in view.live if rank not in view.shards and rank not in view.slots]
 
 
-def servers_left(view: View) -> set[int]:
-    """Ranks able to host shards after a reshape: hosts of shards, and idle ranks."""
-    return {*view.shards, *idle(view)}
+def servers_left(view: View, together: bool) -> set[int]:
+    """Ranks able to host shards after a reshape: hosts of shards, and idle ranks.
+
+    With trainers and servers `together`, also live ranks that have joined.
+    """
+    joined = set(view.joined).intersection(view.live) if together else ()
+    return {*view.shards, *idle(view), *joined}
 
 
-def widest_k(view: View, circle: Circle) -> int | None:
+def widest_k(view: View, circle: Circle, together: bool = False) -> int | None:
     """The k of stripes reshaped over `servers_left`; `None` with too few failure domains."""
-    domains = {view.domains[rank] for rank in servers_left(view)}
+    domains = {view.domains[rank] for rank in servers_left(view, together)}
     k = min(circle.k, len(domains) - circle.m)
     return k if k >= min(circle.k, 2) else None
 

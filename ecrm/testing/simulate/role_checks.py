@@ -7,6 +7,7 @@ and a due reshape comes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ecrm.engine.engine import Engine
 from ecrm.placement.view import View
@@ -28,12 +29,16 @@ from ecrm.testing.simulate.promise import (
 class Roles:
     """Checks the views of all ranks; `reshapes` is whether the policy makes due reshapes.
 
+    `first` are the stripes at the start, if known: stripes grow again, up to these, after ranks
+    have joined.
+    `together` is whether ranks with slots host shards at the start.
+
     `unsearched` counts recoveries with crowded units of a stripe and too many placements to search
     for a better placement.
     """
 
-    def __init__(self, reshapes: bool) -> None:
-        self._reshapes = reshapes
+    def __init__(self, reshapes: bool, first: Circle | None, together: bool) -> None:
+        self._reshapes, self._first, self._together = reshapes, first, together
         self.unsearched = 0
         self._good: set[tuple[View, Circle]] = set()
         self._by_epoch: dict[int, View] = {}
@@ -50,10 +55,14 @@ class Roles:
         elif phase == "lookup" and engine.step == engine.committed:
             self._nothing_is_due(engine)
 
+    def joined(self, rank: int) -> None:
+        """Forget the views of a rank that has died and has joined with a new engine."""
+        self._before_reshape.pop(rank, None)
+
     def check(self, engines: Mapping[int, Engine]) -> None:
         """Raise Violation unless ranks of equal epochs have equal and valid views.
 
-        The live ranks of a later view are live in all earlier views.
+        The live ranks of a later view are live in all earlier views, or have joined.
         """
         views: dict[int, View] = {}
         for rank, engine in engines.items():
@@ -65,7 +74,9 @@ class Roles:
             self._check_one(view, Circle.of(engine.state.protection.shape), engine)
         live: set[int] | None = None
         for epoch in sorted(views):
-            if live is not None and not live.issuperset(views[epoch].live):
+            if live is not None and not live.issuperset(
+                set(views[epoch].live).difference(views[epoch].joined)
+            ):
                 raise Violation(
                     f"the view of epoch {epoch} counts ranks {views[epoch].live} as live, "
                     f"an earlier one {sorted(live)}"
@@ -91,6 +102,8 @@ class Roles:
                 f"shards {sorted(more)} rebuild though nothing of them was lost: "
                 f"{before} then {view}"
             )
+        if set(before.live).issubset(view.live):
+            return  # ranks have joined, and no role was handed on by the dead
         circle = Circle.of(engine.state.protection.shape)
         check_spares_first(before, view, circle)
         self.unsearched += not check_apart(
@@ -105,12 +118,16 @@ class Roles:
         if now == circle:
             return False
         del self._before_reshape[rank]
-        if now.m != circle.m or now.k != widest_k(view, circle) or crowded(engine.view, now):
+        if now.m != circle.m or now.k != self._widest(view, circle) or crowded(engine.view, now):
             raise Violation(
                 f"rank {rank}: {circle} was laid out anew as {now} in {engine.view}, before {view}"
             )
-        servers = servers_left(view)
-        if not len({view.domains[server] for server in servers}) <= now.shards <= len(servers):
+        servers = servers_left(view, self._together)
+        least = len({view.domains[server] for server in servers})
+        # a layout with members apart grows up to the first number of shards alone
+        if not crowded(view, circle):
+            least = min(least, (self._first or circle).shards)
+        if not least <= now.shards <= len(servers):
             raise Violation(
                 f"rank {rank}: laid out anew as {now}, "
                 f"though servers {sorted(servers)} are left: {view}"
@@ -148,20 +165,25 @@ class Roles:
     def _nothing_is_due(self, engine: Engine) -> None:
         """Raise Violation if a step begins at a commit although a possible reshape is due.
 
-        A reshape is due when members of a stripe share a failure domain and no shard rebuilds.
+        A reshape is due when members of a stripe share a failure domain and no shard rebuilds, and
+        when stripes can be wider again after ranks have joined.
         """
         view, circle = engine.view, Circle.of(engine.state.protection.shape)
+        widest = self._widest(view, circle)
         if (
             self._reshapes
             and circle.m
             and not view.rebuilding
-            and crowded(view, circle)
-            and widest_k(view, circle) is not None
+            and widest is not None
+            and (crowded(view, circle) or widest > circle.k)
         ):
             raise Violation(
                 f"step {engine.step} begins on {view} "
-                f"though it could be laid out anew with k={widest_k(view, circle)}"
+                f"though it could be laid out anew with k={widest}"
             )
+
+    def _widest(self, view: View, circle: Circle) -> int | None:
+        return widest_k(view, self._first or circle, self._together)
 
 
 def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: bool) -> bool:
@@ -174,7 +196,9 @@ def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: 
     if rebuilding_may_move:
         handed_on |= set(before.rebuilding).intersection(after.rebuilding)
     found = meetings(after, circle, handed_on)
-    fewest = fewest_meetings(after, circle, sorted(handed_on)) if found else 0
+    # shards do not move to ranks that join: the next reshape moves shards
+    had = replace(after, live=tuple(sorted(set(before.live).intersection(after.live))))
+    fewest = fewest_meetings(had, circle, sorted(handed_on)) if found else 0
     if fewest is not None and found > fewest:
         raise Violation(
             f"shards {sorted(handed_on)} were handed on so that {found} pairs of units "

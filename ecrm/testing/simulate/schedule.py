@@ -25,7 +25,7 @@ from ecrm.testing.simulate.session_model import (
 )
 from ecrm.testing.simulate.workload import Workload
 
-SUITES = ("survivable", "fatal", "sessions")
+SUITES = ("survivable", "fatal", "returning", "sessions")
 
 FATAL_SHARE = 0.15
 """Share of the schedules of sessions with a possible death beyond the promise."""
@@ -87,6 +87,7 @@ class Schedule:
       whole host.
     - `lost_touch`: probability that a call fails at a rank without any death, a few times a run.
     - `fatal`: whether a rank may die although the promise does not cover the death.
+    - `returns`: probability that a dead rank comes back.
     - `model`: the model trained by a session, with the session's tables; `None` for the small job.
     - `later`: the cluster for resuming from checkpoints; `None` for the same cluster.
     """
@@ -101,6 +102,7 @@ class Schedule:
     together: float
     lost_touch: float = 0.0
     fatal: bool = False
+    returns: float = 0.0
     model: SessionModel | None = None
     later: Workload | None = None
 
@@ -117,6 +119,7 @@ class Schedule:
             f"scrub {counted(w.scrub_rows_per_step, 'row')} a step, "
             f"{'reshaping' if w.reshape else 'no reshaping'}, up to {counted(self.deaths, 'death')}"
             f"{', calls that fail though nobody died' if self.lost_touch else ''}"
+            f"{', dead ranks come back' if self.returns else ''}"
             f"{'' if self.later is None else f', going on on {_cluster(self.later)}'}"
         )
 
@@ -251,6 +254,9 @@ def draw(seed: int, suite: str) -> Schedule:
         if model.stops and seldom.random() < ELSEWHERE_SHARE:
             schedule = replace(schedule, later=_elsewhere(seldom, workload))
         schedule = replace(schedule, model=model, fatal=fatal)
+    elif suite == "returning":
+        workload = replace(workload, steps=workload.steps * 3)
+        schedule = replace(schedule, deaths=3 * schedule.deaths, returns=rng.choice((0.5, 0.9, 1)))
     elif may_have_gpu:
         workload = _with_gpu(f"where rows lie {suite} {seed}", workload)
     rng = random.Random(f"where tables lie {suite} {seed}")

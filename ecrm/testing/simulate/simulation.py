@@ -182,19 +182,25 @@ def _run(
     # ranks with a decided death; the death may come some calls later
     doomed: set[int] = set()
     condemned: set[int] = set()
+    # ranks that have come back, and have no part in the view yet: their death costs nothing
+    joining: set[int] = set()
     # (servers, k) after a reshape; every reshape has fewer servers or a smaller k
     reshapes: set[tuple[int, int]] = set()
-    checkers = Checkers(engines, doomed, truth, workload.reshape)
+    start = Circle(workload.servers, workload.k, workload.m)
+    together = workload.layout == "colocated"
+    checkers = Checkers(engines, doomed, truth, workload.reshape, start, together)
     reported: list[dict[str, str]] = []
     alarms: list[events.Corruption] = []
     refusals: list[Refusal] = []
     fatal_left = [1 if schedule.fatal else 0]
 
     def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
-        allowed = (
-            rank not in doomed
-            and survivable(workload, engines, doomed, rank)
-            and exact_without(workload, engines, rank)
+        allowed = rank not in doomed and (
+            rank in joining
+            or (
+                survivable(workload, engines, doomed | joining, rank)
+                and exact_without(workload, engines, rank)
+            )
         )
         if (
             not allowed
@@ -217,7 +223,7 @@ def _run(
             if (
                 domain == domains[rank]
                 and mate not in doomed
-                and survivable(workload, engines, doomed, mate)
+                and survivable(workload, engines, doomed | joining, mate)
             ):
                 doomed.add(mate)
                 condemned.add(mate)
@@ -249,6 +255,11 @@ def _run(
         ):
             raise RankKilled
 
+    def on_return(rank: int) -> None:
+        doomed.discard(rank)
+        condemned.discard(rank)
+        joining.add(rank)
+
     cluster = SimulatedCluster(
         workload.world_size,
         f"{schedule.suite} {schedule.seed}",
@@ -259,8 +270,10 @@ def _run(
             together=schedule.together,
             lost_touch=schedule.lost_touch,
             may_kill=may_kill,
+            returns=schedule.returns,
         ),
         on_phase=on_phase,
+        on_return=on_return,
         most_calls=MOST_CALLS,
     )
 
@@ -275,9 +288,11 @@ def _run(
 
         def started(engine: Engine) -> None:
             engines[rank] = engine
-            if (circle := Circle.of(engine.state.protection.shape)) != Circle(
-                workload.servers, workload.k, workload.m
-            ):
+            joining.discard(rank)
+            circle = Circle.of(engine.state.protection.shape)
+            if transport.joined:
+                checkers.joined(rank)
+            elif circle != start:
                 raise Violation(f"rank {rank} begins with {circle}")
             if breaks is not None:
                 breaks(engine)
@@ -297,7 +312,8 @@ def _run(
                 workload, transport, hooks, started, lambda engine: None, reported.append
             )
         except Unrecoverable as error:
-            refusals.append(Refusal.of(rank, error, engines))
+            if rank in engines:  # else the rank has just joined, and knows nothing of the run
+                refusals.append(Refusal.of(rank, error, engines))
             return error
         finally:
             engines.pop(rank, None)

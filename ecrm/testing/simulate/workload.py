@@ -370,8 +370,10 @@ def run_workload(
     """
     with imitated_gpu() if workload.rows_on == "imitated" else nullcontext():
         engine = make_engine(workload, transport, hooks or Hooks(), clock, durable, allocate)
+        if transport.joined:
+            engine.recovery.join()
         after_start(engine)
-        if resume:
+        if resume and not transport.joined:
             engine.recovery.resume()
         checkpoints = make_checkpoints(engine) if make_checkpoints is not None else None
         computed: Computed[tuple[list[Tensor], Tensor]] = Computed()

@@ -10,12 +10,14 @@ The simulation may do everything allowed by `base.Transport`, more than ULFM was
 - A rank leaves when its program ends. After an earlier death the leave is a further death to the
   others; without a death no rank may wait for the left rank, and a wait is reported as a deadlock.
 - A rank is dead to the others when its program raises.
+- A dead rank may come back: the rank waits until a shrink of all members admits newcomers, and runs
+  the program again. Members may learn late of ranks that wait. A waiting rank ends with the others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from random import Random
 from typing import Any
 
@@ -55,9 +57,11 @@ class Member:
         "call_index",
         "calls_since_shrink",
         "communicator",
+        "dead",
         "gone",
         "method",
         "rank",
+        "returns_at",
         "told",
         "waiting",
     )
@@ -72,6 +76,8 @@ class Member:
         self.waiting = False
         self.told = False  # of a death, because all ranks waited
         self.gone = False  # killed, failed, or ended
+        self.dead = False  # killed
+        self.returns_at = -1  # the number of calls of all ranks from which on the rank may join
 
 
 class SimulatedCluster:
@@ -79,8 +85,9 @@ class SimulatedCluster:
 
     seed: draws everything: the next runner, the news of every rank and their time, and random
     faults. faults: given faults, or `RandomFaults`. on_phase: called as (rank, step, phase) by
-    `enter_phase`; raises `RankKilled` to kill the rank at the phase. most_calls: the run ends with
-    `SimulationTooLong` when all ranks together have made more calls.
+    `enter_phase`; raises `RankKilled` to kill the rank at the phase. on_return: called as (rank)
+    when a dead rank has joined. most_calls: the run ends with `SimulationTooLong` when all ranks
+    together have made more calls.
     """
 
     def __init__(
@@ -90,6 +97,7 @@ class SimulatedCluster:
         faults: RandomFaults | Iterable[Fault | PhaseFault] = (),
         *,
         on_phase: Callable[[int, int, str], None] | None = None,
+        on_return: Callable[[int], None] = lambda rank: None,
         most_calls: int = 1_000_000,
     ) -> None:
         self._random = Random(seed)
@@ -100,7 +108,7 @@ class SimulatedCluster:
         self._notices = self._random.uniform(0.05, 0.95)
         self._stays = self._random.choice((0.0, 0.5, 1.0))
         self._plan = FaultPlan(faults, self._random)
-        self._on_phase = on_phase
+        self._on_phase, self._on_return = on_phase, on_return
         self._most_calls = most_calls
         world = Communicator(tuple(range(world_size)))
         self._members = [Member(rank, world) for rank in range(world_size)]
@@ -154,9 +162,28 @@ class SimulatedCluster:
                 self._die(member, f"{phase} of step {step}")
 
     def _run_rank(self, member: Member, program: Callable[[Transport], object]) -> None:
+        self._live(member, program, joined=False)
+        while self._returns(member):
+            self._live(member, program, joined=True)
+
+    def _returns(self, member: Member) -> bool:
+        """Whether a dead rank comes back; waits until the rank is admitted, or all have ended."""
+        delay = self._plan.returns() if member.dead and self._broken is None else None
+        if delay is None:
+            return False
+        member.returns_at = self._calls + delay
+        member.call, member.told = None, False
+        self._note(member, "waits to join")
+        while member.dead and self._broken is None and any(not m.gone for m in self._members):
+            member.waiting = True
+            self._baton.wait(member.rank)
+            member.waiting = False
+        return not member.dead
+
+    def _live(self, member: Member, program: Callable[[Transport], object], joined: bool) -> None:
         try:
             self._stop_if_gone(member)
-            self._results[member.rank] = program(SimulatedTransport(self, member.rank))
+            self._results[member.rank] = program(SimulatedTransport(self, member.rank, joined))
             self.leave(member.rank)
         except RankKilled:
             if not member.gone and self._broken is None:
@@ -208,12 +235,29 @@ class SimulatedCluster:
             )
         return call.contributions
 
-    def shrink(self, rank: int) -> None:
-        """Revoke, wait for all live ranks, move the live ranks to a new communicator."""
+    def newcomers_wait(self, rank: int) -> bool:
+        """Whether dead ranks wait to join; the news reach a rank late."""
+        members = self._members[rank].communicator.members
+        return bool(self._newcomers(members)) and self._random.random() < self._notices
+
+    def _newcomers(self, members: Collection[int]) -> list[Member]:
+        """Ranks that wait to join, and are not of the communicator of `members`."""
+        return [
+            each
+            for each in self._members
+            if each.dead and 0 <= each.returns_at <= self._calls and each.rank not in members
+        ]
+
+    def shrink(self, rank: int, admit: bool = False) -> None:
+        """Revoke, wait for all live ranks, move the live ranks to a new communicator.
+
+        With `admit` on all survivors, ranks that wait join the new communicator.
+        """
         member = self._members[rank]
         when = self._begin(member, SHRINK)
         communicator = member.communicator
         communicator.shrinking.add(rank)
+        communicator.admitting.update((rank,) if admit else ())
         self._wake_all(communicator)
         if when == DURING:
             self._die(member, DURING)
@@ -283,10 +327,18 @@ class SimulatedCluster:
         if not communicator.revoked or not communicator.all_shrinking():
             return
         died_inside = sorted(communicator.shrinking & communicator.dead)
-        survivors = communicator.after_shrink(
-            [rank for rank in died_inside if self._random.random() < self._stays]
-        )
-        for rank in communicator.shrinking - communicator.dead:
+        staying = [rank for rank in died_inside if self._random.random() < self._stays]
+        living = communicator.shrinking - communicator.dead
+        admits = bool(living) and living <= communicator.admitting
+        newcomers = self._newcomers(communicator.members) if admits else []
+        survivors = communicator.after_shrink(staying, [each.rank for each in newcomers])
+        for each in newcomers:
+            each.dead = each.gone = False
+            each.returns_at, each.communicator, each.calls_since_shrink = -1, survivors, 0
+            self._note(each, f"joins {survivors.members}")
+            self._on_return(each.rank)
+            self._wake(each)
+        for rank in living:
             self._members[rank].communicator = survivors
             self._wake(self._members[rank])
 
@@ -328,6 +380,12 @@ class SimulatedCluster:
             member.told = True
             self._wake(member)
             return
+        # only ranks that wait to join are left: a run that has ended admits no rank
+        waiting = [member for member in self._members if member.dead and member.waiting]
+        if waiting and all(member.gone for member in self._members):
+            for member in waiting:
+                self._wake(member)
+            return
         waits = [
             f"rank {member.rank} waits in {member.method} (its call {member.call_index}) "
             f"with {member.communicator.members}, "
@@ -343,7 +401,7 @@ class SimulatedCluster:
             self._wake(member)
 
     def _stop_if_gone(self, member: Member) -> None:
-        if self._broken is not None or member.rank in self.killed_ranks:
+        if self._broken is not None or member.dead:
             raise RankKilled
         if member.gone:
             raise RuntimeError(f"rank {member.rank} has closed its transport")
@@ -381,7 +439,7 @@ class SimulatedCluster:
         self._note(member, f"killed {when}")
         self._killed.append(Kill(member.rank, member.call_index, member.method, when))
         self.killed_ranks += (member.rank,)
-        member.gone = True
+        member.gone = member.dead = True
         member.waiting = False
         self._mourn(member)
 

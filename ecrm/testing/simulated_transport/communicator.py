@@ -36,6 +36,7 @@ class Communicator:
         self.dead = set(dead)
         self.left: set[int] = set()
         self.shrinking: set[int] = set()
+        self.admitting: set[int] = set()
         self._calls: dict[int, Call] = {}
         self._numbers = dict.fromkeys(members, 0)
 
@@ -85,7 +86,12 @@ class Communicator:
             for rank in self.members
         )
 
-    def after_shrink(self, unnoticed: Collection[int]) -> Communicator:
-        """The survivors' communicator; this shrink fails to drop the dead in `unnoticed`."""
+    def after_shrink(
+        self, unnoticed: Collection[int], newcomers: Collection[int] = ()
+    ) -> Communicator:
+        """The communicator of survivors and newcomers.
+
+        This shrink fails to drop the dead in `unnoticed`.
+        """
         survivors = self.shrinking - self.dead
-        return Communicator(tuple(sorted(survivors.union(unnoticed))), unnoticed)
+        return Communicator(tuple(sorted(survivors.union(unnoticed, newcomers))), unnoticed)

@@ -14,10 +14,11 @@ DURING = "during"
 AFTER = "after"
 MOMENTS = (BEFORE, DURING, AFTER)
 
-INSIDE_RECOVERY, AT_ONCE, LOST_TOUCH = (
+INSIDE_RECOVERY, AT_ONCE, LOST_TOUCH, RETURNS = (
     "deaths inside recovery",
     "deaths at the instant of another",
     "calls that failed though nobody died",
+    "dead ranks that come back",
 )
 
 
@@ -54,7 +55,8 @@ class RandomFaults:
     at the same instant; drawn again for each further rank. lost_touch: chance that a call other
     than an agreement fails at a rank without any death, `most_lost_touch` times at most. may_kill:
     asked with (rank, the killed and the doomed until now) before each kill; no answer changes the
-    chances.
+    chances. returns: chance that a dead rank comes back, `longest_return` calls of all ranks later
+    at most.
     """
 
     most: int
@@ -64,6 +66,8 @@ class RandomFaults:
     together: float = 0.2
     lost_touch: float = 0.0
     most_lost_touch: int = 3
+    returns: float = 0.0
+    longest_return: int = 200
     may_kill: Callable[[int, tuple[int, ...]], bool] = lambda rank, killed: True
 
     @staticmethod
@@ -144,6 +148,14 @@ class FaultPlan:
         fails = self._random.random() < chances.lost_touch
         self.mix[LOST_TOUCH] += fails
         return fails
+
+    def returns(self) -> int | None:
+        """Number of calls until a dead rank may join; `None` if the rank stays dead."""
+        chances = self._chances
+        if chances is None or not chances.returns or self._random.random() >= chances.returns:
+            return None
+        self.mix[RETURNS] += 1
+        return self._random.randrange(chances.longest_return)
 
     def taken_along(self, candidates: list[int], killed: tuple[int, ...]) -> int | None:
         """A rank of `candidates` dying at the same instant as the last of `killed`, or `None`."""

@@ -19,7 +19,8 @@ class Calls(Protocol):
 
     def live(self, rank: int) -> tuple[int, ...]: ...
     def collective(self, rank: int, method: str, contribution: object) -> dict[int, Any]: ...
-    def shrink(self, rank: int) -> None: ...
+    def newcomers_wait(self, rank: int) -> bool: ...
+    def shrink(self, rank: int, admit: bool) -> None: ...
     def leave(self, rank: int) -> None: ...
 
 
@@ -29,9 +30,9 @@ class SimulatedTransport(Transport):
     Each further receiver gets a separate copy.
     """
 
-    def __init__(self, cluster: Calls, rank: int) -> None:
+    def __init__(self, cluster: Calls, rank: int, joined: bool = False) -> None:
         self._cluster = cluster
-        self.rank = rank
+        self.rank, self.joined = rank, joined
         self._allocate_shared: list[Tensor] = []
 
     def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
@@ -42,6 +43,10 @@ class SimulatedTransport(Transport):
     @property
     def live(self) -> tuple[int, ...]:  # type: ignore[override]
         return self._cluster.live(self.rank)
+
+    @property
+    def newcomers_wait(self) -> bool:
+        return self._cluster.newcomers_wait(self.rank)
 
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> Mapping[int, list[Received]]:
         strangers = sorted(set(outgoing) - set(self.live))
@@ -78,8 +83,8 @@ class SimulatedTransport(Transport):
         words = {word for _, word in said if word is not None}
         return all(flag for flag, _ in said), len(words) < 2
 
-    def shrink(self) -> None:
-        self._cluster.shrink(self.rank)
+    def shrink(self, admit: bool = False) -> None:
+        self._cluster.shrink(self.rank, admit)
 
     def close(self) -> None:
         self._cluster.leave(self.rank)
