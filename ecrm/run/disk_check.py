@@ -1,7 +1,8 @@
-"""Check whether the disk of a run folder has room for one checkpoint, before the first step."""
+"""Check whether the disk of a run folder has room for the checkpoints, before the first step."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from math import prod
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ecrm.base.errors import UsageError
 from ecrm.checkpoint.folder import CheckpointFolder
+from ecrm.config.schema import Config
 from ecrm.engine.dense import DenseReplica
 from ecrm.placement.tables import RowSpace
 from ecrm.storage.base import state_shapes
@@ -19,14 +21,37 @@ MB = 1e6
 
 
 def free_on_disk(own: CheckpointFolder | None) -> int | None:
-    """The free bytes on the disk of a run's checkpoints; `None` without checkpoints.
+    """The bytes for a run's checkpoints on their disk; `None` without checkpoints.
 
-    Quotas of users and projects are not seen.
+    These are free bytes, and bytes of earlier checkpoints of the run, which make room for later
+    checkpoints. Quotas of users and projects are not seen.
     """
     if own is None:
         return None
     there = next(path for path in (own.path, *own.path.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
+    held = 0
+    for file in own.path.rglob("*"):
+        with contextlib.suppress(OSError):  # an earlier start may still be removing files
+            held += file.lstat().st_blocks * 512
+    return shutil.disk_usage(there).free + held
+
+
+def most_at_once(config: Config, steps: int, keeps_best: bool = False) -> int:
+    """The number of full checkpoints on the disk at once, at most, in a run of `steps` steps.
+
+    checkpoint.keep of them are complete while the next one is written. Not counted are incremental
+    checkpoints, and full checkpoints kept for their sake. `keeps_best`: a script keeps
+    the best model, as checkpoint.keep_best does for a config.
+    """
+    checkpoint = config.checkpoint
+    best = int(keeps_best or checkpoint.keep_best != "none")
+    if checkpoint.every_minutes:
+        periodic = checkpoint.keep + 1
+    elif checkpoint.every_steps:
+        periodic = min(checkpoint.keep + 1, -(-steps // checkpoint.every_steps))
+    else:
+        periodic = 1
+    return max(periodic, 1) + best
 
 
 def judge_disk(
@@ -34,12 +59,14 @@ def judge_disk(
     dense: DenseReplica,
     spaces: Sequence[RowSpace],
     free: Sequence[int | None],
+    at_once: int = 1,
 ) -> str:
-    """A warning, or "", about a checkpoint possibly too large for the disk of `folder`.
+    """A warning, or "", about checkpoints possibly too large for the disk of `folder`.
 
-    `free` has the bytes free there as seen by each rank, `None` for a run without checkpoints.
-    Raises UsageError if the dense parameters alone do not fit. Rows never updated need no room, so
-    tables may fit for long.
+    `free` has the bytes for checkpoints there as seen by each rank, `None` for a run without
+    checkpoints. `at_once` is the number of full checkpoints on the disk at once, at most. Raises
+    UsageError if the dense parameters alone do not fit. Rows never updated need no room, so tables
+    may fit for long.
     """
     there = min((each for each in free if each is not None), default=None)
     if there is None:
@@ -58,6 +85,12 @@ def judge_disk(
         return (
             f"once every row is trained a checkpoint needs {most / MB:,.1f} MB, and {numbers}: a "
             f"model without room is not kept; {remedy}"
+        )
+    if at_once * most > there:
+        return (
+            f"once every row is trained {at_once} checkpoints at once need "
+            f"{at_once * most / MB:,.1f} MB, and {numbers}: {remedy}"
+            + (", or set a lower checkpoint.keep" if at_once > 2 else "")
         )
     return ""
 

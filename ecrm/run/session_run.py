@@ -34,7 +34,7 @@ from ecrm.run.build_rank import Rank, build_rank
 from ecrm.run.claim import RunContext, claim_run
 from ecrm.run.connect import Cluster, accept, connect, share_with
 from ecrm.run.consistency import given_of
-from ecrm.run.disk_check import free_on_disk, judge_disk
+from ecrm.run.disk_check import free_on_disk, judge_disk, most_at_once
 from ecrm.run.ending import Ending, Record
 from ecrm.run.finite import REMEDY as OF_CONFIGS
 from ecrm.run.gather import gather_results, on_all, share_at_start
@@ -130,7 +130,10 @@ def start_run(wanted: Wanted) -> Started:
         gpus = {of: said[1] for of, said in ready.items()}
         lacking = on_all(transport, lambda: judge_memory(config, cluster, spaces, available, gpus))
         free = [said[2] for said in ready.values()]
-        full = on_all(transport, lambda: judge_disk(run.spec.run_dir, replica, spaces, free))
+        at_once = most_at_once(config, run.start.steps, wanted.keeps_best)
+        full = on_all(
+            transport, lambda: judge_disk(run.spec.run_dir, replica, spaces, free, at_once)
+        )
         for warning in filter(None, (lacking, full)):
             say_on_first(f"warning: {warning}")
         cluster.cores.apply_view(cluster.view)
