@@ -7,11 +7,13 @@ import os
 import re
 import signal
 import subprocess
+import textwrap
 import time
 
 import pytest
 
 from ecrm.base import errors
+from ecrm.cli.commands import make_parser
 from ecrm.run.metrics_endpoint import METRICS
 from support.commands import ecrm
 from support.paths import ROOT
@@ -53,7 +55,7 @@ def job(tmp_path):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
 
-    def start(code: str) -> subprocess.Popen:
+    def start(code: str, *typed: str) -> subprocess.Popen:
         own = {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "FOLDER": str(tmp_path),
@@ -62,7 +64,7 @@ def job(tmp_path):
             "SLURM_JOB_NODELIST": "node[1-2]",
             "ECRM_MOST_RESTARTS": "2",
         }
-        words = ["bash", str(DEPLOY / "ecrm.sbatch"), "tiny"]
+        words = ["bash", str(DEPLOY / "ecrm.sbatch"), *(typed or ["tiny"])]
         return subprocess.Popen(words, env=own, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
 
     return start
@@ -75,9 +77,16 @@ def test_the_batch_script_requeues_what_can_go_on(job, tmp_path, code):
     assert requeued == (code in (1, 3, 130))
     (line,) = (tmp_path / "launched").read_text().splitlines()
     own = "--set cluster.failure_domain=host"  # before the user's words, which win
-    assert line.startswith(f"launch {own} tiny --run-dir runs/slurm-77 --resume auto --hosts ")
+    assert line.startswith(f"launch {own} --run-dir runs/slurm-77 --resume auto --hosts ")
+    assert line.endswith(" --nodelist={host} tiny")
     hosts = (tmp_path / "runs" / "slurm-77.hosts").read_text()
     assert hosts == "node1 slots=2\nnode2 slots=2\n"
+
+
+def test_the_batch_script_leaves_a_script_its_own_arguments(job, tmp_path):
+    assert job("0", "train.py", "--config", "mine.toml", "--", "--epochs", "2").wait(30) == 0
+    line = (tmp_path / "launched").read_text()
+    assert line.endswith("={host} train.py --config mine.toml -- --epochs 2\n")
 
 
 def test_the_batch_script_gives_up_after_so_many_losses_of_this_job(job, tmp_path):
@@ -117,8 +126,40 @@ def test_the_manifest_names_its_own_parts_and_the_codes_of_the_program():
         assert option in ecrm("launch", "--help").stdout
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_job_writes_the_hosts_file_or_names_the_host_that_does_not_answer(tmp_path, answers):
+    text = (DEPLOY / "kubernetes.yaml").read_text().partition("args:\n            - |\n")[2]
+    command = textwrap.dedent(text.partition("          volumeMounts")[0])
+    stand_ins = {"getent": 'echo "10.0.0.7 $2"', "sleep": "", "timeout": f"exit {int(not answers)}"}
+    for name, does in {**stand_ins, "ecrm": 'printf "%s\\n" "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    own = {"HOSTS": "2", "SLOTS": "3", "PODS": "10.0.0.0/8", "WAIT": "0" if not answers else "30"}
+    done = subprocess.run(
+        ["bash", "-c", command.replace("/tmp/hosts", "hosts")],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **own},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    if not answers:
+        said = "ecrm-host-0 does not answer at port 22 after 0 s\n"
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+        return
+    assert (tmp_path / "hosts").read_text() == (
+        "ecrm-host-0 slots=3 address=10.0.0.7\necrm-host-1 slots=3 address=10.0.0.7\n"
+    )
+    given = make_parser().parse_args(done.stdout.splitlines())
+    assert (given.config, given.interface, str(given.hosts)) == (
+        "quickstart",
+        "10.0.0.0/8",
+        "hosts",
+    )
+
+
 def test_the_manifest_fits_the_schema_of_kubernetes():
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[deploy]'")
     yaml = pytest.importorskip("yaml")
     for part in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()):
         validate.validate(part, "1.31", strict=True)

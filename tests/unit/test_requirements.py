@@ -25,7 +25,8 @@ from support.paths import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NEEDED = {
     canonicalize_name(wanted.name): wanted
-    for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+    for name, group in {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}.items()
+    if name != "deploy"  # installed by .ci/versions alone
     for wanted in map(Requirement, group)
 }
 LOCKED = {
@@ -175,7 +176,7 @@ def test_the_page_shows_the_error_of_an_unfit_fbgemm(monkeypatch):
 
 def test_every_extra_of_users_is_on_the_page():
     page = read("docs/operations/install.md")
-    for extra in {*PROJECT["optional-dependencies"]} - {"test", "lint", "wheel", "docs"}:
+    for extra in {*PROJECT["optional-dependencies"]} - {"test", "lint", "wheel", "docs", "deploy"}:
         assert f"pip install 'ecrm[{extra}]'" in page
 
 
