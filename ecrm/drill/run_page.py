@@ -55,8 +55,9 @@ def report(run_dir: Path, output: Path | None = None, session: int | None = None
     default the newest. Raises UsageError for a folder without the run or the session, DataError
     without events, EcrmError for a file impossible to write.
     """
-    state = run_state(run_dir)
+    run_state(run_dir)  # refuses a folder without a run
     folder = told_session(run_dir, session)
+    state = run_state(run_dir, session=session)
     events, damaged = _events(folder)
     if not events:
         raise DataError(f"{folder / 'events.jsonl'}: holds no event yet: training has not begun")

@@ -81,11 +81,12 @@ class RunState:
         return self.state in ALIVE
 
 
-def run_state(run_dir: Path, now: float | None = None) -> RunState:
+def run_state(run_dir: Path, now: float | None = None, session: int | None = None) -> RunState:
     """The state of the run in `run_dir`; `now` is in seconds since the epoch.
 
-    A script's run with several sessions is judged by its newest session. Raises UsageError for a
-    folder without a run.
+    A script's run with several sessions is judged by `session`, by default its newest session. An
+    earlier session is complete, since a later session has begun. Raises UsageError for a folder
+    without a run.
     """
     now = time.time() if now is None else now
     folders = session_folders(run_dir)
@@ -96,9 +97,12 @@ def run_state(run_dir: Path, now: float | None = None) -> RunState:
             f"{run_dir}: holds no run; name the folder given as --run-dir, or printed at the start"
         )
     number = max((at for at, told in enumerate(events) if told), default=0)
+    earlier = session is not None and session <= number
+    if session is not None and earlier:
+        number = session - 1
     told, standing = events[number], RunStatus(0)
     standing.take(told)
-    state, code, why = _judge(folders, held, standing)
+    state, code, why = ("complete", 0, "") if earlier else _judge(folders, held, standing)
     going = state == "training"
     return RunState(
         state=state,

@@ -236,6 +236,7 @@ def test_page_and_values_are_those_of_the_newest_session_or_of_a_named_one(folde
         assert "evaluation/other" in values and "evaluation/auc" not in values
         assert "10 steps, 0 failures" in page
     values, page = told("--session", "1")
+    assert '<p class="verdict"><strong>Complete.</strong></p>' in page, "not the run's own verdict"
     assert "evaluation/auc" in values and "evaluation/other" not in values
     assert "50 steps, 2 failures" in page
     for wrong in ("0", "4"):
