@@ -38,8 +38,10 @@ class Indexed:
     """The samples of a map-style dataset in batches, epoch after epoch.
 
     - `dataset`: the dataset, or a function that makes the dataset, called with the first batch.
-      Ranks without slots, such as servers and spares, then never make the dataset. Random numbers
-      drawn by the function depend on `seed` alone, whenever a rank calls the function.
+      Ranks without slots, such as servers and spares, then make no dataset. An exception is a
+      server with a copy of the dense part, if trainers are fewer than copies: the server computes a
+      slot of the first step for a comparison, unless `check_determinism` is 0. Random numbers drawn
+      by the function depend on `seed` alone, whenever a rank calls the function.
     - `batch_size`: samples of a batch; a batch is the part of a slot in a step.
     - `collate(samples)`: makes a batch of a list of samples; by default torch's default_collate.
     - `shuffle`: whether every epoch has a new order, drawn from (`seed`, epoch).
