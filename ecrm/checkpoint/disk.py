@@ -20,8 +20,8 @@ class Disk:
     pages would cost more processor time than all the rest.
     """
 
-    def make_folder(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+    def make_folder(self, path: Path, parents: bool = True) -> None:
+        path.mkdir(parents=parents, exist_ok=True)
 
     def create(self, path: Path) -> BinaryIO:
         """A new file, replacing any file of the same name."""

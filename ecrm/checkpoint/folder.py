@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.epoch_drafts import EpochDrafts, left_in
 from ecrm.base.errors import DataError, EcrmError, UsageError
 from ecrm.checkpoint import manifest as manifests
 from ecrm.checkpoint.disk import Disk
@@ -134,22 +135,29 @@ def locate(given: Path) -> tuple[list[Checkpoint], list[str]]:
 class CheckpointFolder:
     """The folder for a run's checkpoints; `path` need not exist yet.
 
-    Only a single rank at a time publishes and prunes.
+    Only a single rank at a time publishes and prunes. From the first `begin_epoch` on, files of
+    earlier epochs cannot be published or pruned, whoever tries (`drafts`).
     """
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path, self.disk = path, disk or Disk()
+        self.drafts = EpochDrafts(path)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch; called by the only rank that publishes in the epoch. Raises OSError."""
+        self.disk.make_folder(self.path)
+        self.drafts.begin(epoch)
 
     def draft(self, step: int) -> Path:
         """The temporary folder of a checkpoint, made if missing."""
-        draft = self.path / f".{name_of(step)}"
-        self.disk.make_folder(draft)
+        draft = self.drafts.path / f".{name_of(step)}"
+        self.disk.make_folder(draft, parents=self.drafts.epoch is None)
         return draft
 
     def publish(self, manifest: Manifest) -> None:
-        """Give the draft, with its files synced, the final name, and then the manifest.
+        """Give the draft, with its files synced, the manifest, and then the final name.
 
-        With the manifest the checkpoint is complete.
+        With the final name the checkpoint is complete.
         """
         disk, draft, final = (
             self.disk,
@@ -160,16 +168,14 @@ class CheckpointFolder:
         for path in sorted(draft.iterdir()):
             if path.name not in listed:
                 disk.remove(path)  # left by a failed attempt
+        file = disk.create(draft / manifests.NAME)
+        disk.write(file, manifest.to_bytes())
+        disk.close(file)
         disk.sync_folder(draft)
         self._discard(final)
         disk.rename(draft, final)
         disk.sync_folder(self.path)
         disk.sync_folder(self.path.parent)
-        file = disk.create(final / f".{manifests.NAME}")
-        disk.write(file, manifest.to_bytes())
-        disk.close(file)
-        disk.rename(final / f".{manifests.NAME}", final / manifests.NAME)
-        disk.sync_folder(final)
 
     def newest(self) -> int:
         """The step of the newest complete checkpoint, 0 without any."""
@@ -178,7 +184,7 @@ class CheckpointFolder:
 
     def mark_best(self, checkpoint: Path) -> None:
         """Point `best` at a complete checkpoint, in this folder or another run's."""
-        link = self.path / f".{BEST}"
+        link = self.drafts.path / f".{BEST}"
         self.disk.remove(link)
         link.symlink_to(
             checkpoint.name if checkpoint.parent == self.path else checkpoint.absolute()
@@ -230,20 +236,21 @@ class CheckpointFolder:
         for step in sorted(_steps(self.path), reverse=True):
             if whole and step not in needed and step < whole[0].step:
                 self._discard(self.path / name_of(step))
-        for draft in sorted(self.path.glob(".step-*")):
+        for draft in sorted(self.drafts.path.glob(".step-*")):
             if whole and draft.name < f".{name_of(whole[0].step)}":
                 self.disk.remove_folder(draft)
 
     def give_up(self, step: int) -> None:
         """Remove a checkpoint no longer being written, unless complete."""
-        final = self.path / name_of(step)
-        for path in (self.path / f".{name_of(step)}", final):
-            if path.is_dir() and not (path / manifests.NAME).exists():
-                self.disk.remove_folder(path)
+        draft, final = self.drafts.path / f".{name_of(step)}", self.path / name_of(step)
+        if draft.is_dir():
+            self.disk.remove_folder(draft)
+        if not (final / manifests.NAME).exists():
+            self._discard(final)
 
     def tidy(self) -> None:
         """Remove the half-written files of ended runs."""
-        for draft in self.path.glob(".step-*"):
+        for draft in [*self.path.glob(".step-*"), *left_in(self.path)]:
             self.disk.remove_folder(draft)
         for step in list(_steps(self.path)):
             self.give_up(step)
@@ -255,11 +262,14 @@ class CheckpointFolder:
                 self._discard(self.path / name_of(later))
 
     def _discard(self, path: Path) -> None:
-        """Remove a checkpoint, the manifest first, so that no half-removed one looks complete."""
+        """Remove a checkpoint, after a rename, so that no half-removed one looks complete."""
         if path.is_dir():
-            self.disk.remove(path / manifests.NAME)
-            self.disk.sync_folder(path)
-            self.disk.remove_folder(path)
+            gone = self.drafts.path / f".{path.name}.gone"
+            if gone.exists():  # left by a killed rank
+                self.disk.remove_folder(gone)
+            self.disk.rename(path, gone)
+            self.disk.sync_folder(self.path)
+            self.disk.remove_folder(gone)
 
 
 def _steps(folder: Path) -> Iterator[int]:

@@ -173,6 +173,8 @@ class Checkpoints:
         """Collective, after the last step: write a checkpoint to the end, if the disk allows."""
         self._ending = True
         self._see_through()
+        if self._engine.rank == self._engine.view.reporter:
+            self._folder.drafts.end()
 
     def keep_best(self) -> None:
         """Collective, at the best evaluation so far: write a checkpoint of this step as `best`."""
@@ -232,8 +234,13 @@ class Checkpoints:
         """Agree on the newest checkpoint."""
         engine = self._engine
         with engine.recovery.recovering():
-            # one rank reads the folder, so all ranks take the same checkpoint
-            newest = self._folder.newest() if engine.rank == engine.view.reporter else 0
+            newest = 0
+            self._folder.drafts.epoch = engine.view.epoch
+            if engine.rank == engine.view.reporter:
+                with contextlib.suppress(OSError):  # the next draft cannot be made, and tells it
+                    self._folder.begin_epoch(engine.view.epoch)
+                # one rank reads the folder, so all ranks take the same checkpoint
+                newest = self._folder.newest()
             known = engine.state.transport.gather(newest, "the newest checkpoint was looked for")
         self._kept = max(known.values())
         self._last = max(self._first, self._kept)

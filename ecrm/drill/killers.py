@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.epoch_drafts import PREFIX
 from ecrm.config.faults import Kill
 from ecrm.drill.options import HostKill, RandomKills
 from ecrm.drill.run_record import KillDone
@@ -29,7 +30,7 @@ from ecrm.run.run_folder import SUMMARY_DRAFT
 POLL_SECONDS = 0.05
 DUE_POLL_SECONDS = 0.005  # a rank waits for its death, and the other ranks wait for the rank
 # after the draft perhaps no rank is left to notice a death
-OVER = ("summary.json", "failure.json", "rejected.json", SUMMARY_DRAFT)
+OVER = ("summary.json", "failure.json", "rejected.json", f"{PREFIX}*/*/{SUMMARY_DRAFT}")
 
 
 @dataclass
@@ -123,7 +124,9 @@ class KillerThread(threading.Thread, ABC):
 
     def _wait(self, seconds: float) -> bool:
         """Wait; return True if no kill is left to make, because the run or the killing is over."""
-        return self._ending.wait(seconds) or any((self._folder / name).exists() for name in OVER)
+        return self._ending.wait(seconds) or any(
+            any(self._folder.glob(pattern)) for pattern in OVER
+        )
 
     def _kill(
         self, entry: dict[str, Any], waited_seconds: float = 0.0, scheduled: str | None = None

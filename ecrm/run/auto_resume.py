@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.epoch_drafts import left_in
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.checkpoint.compatibility import VERSIONS, identity
@@ -175,6 +177,8 @@ def tidy(run_dir: Path) -> str:
     for pattern in (*_DRAFTS, *_ENDINGS, "rejected.json", "ranks.json", "trace.json"):
         for path in run_dir.glob(pattern):
             path.unlink()
+    for drafts in left_in(run_dir):
+        shutil.rmtree(drafts)
     with contextlib.suppress(FileNotFoundError), open(run_dir / EVENTS, "r+b") as file:
         text = file.read()
         file.truncate(text.rfind(b"\n") + 1)  # a line torn by a power cut

@@ -89,6 +89,7 @@ class Reporter:
 
     def started(self, start: events.Start, in_words: str) -> None:
         """Write ranks.json, a line and the first event: the run begins."""
+        self._folder.begin_epoch(self.view.epoch, self._speaks)
         if self._speaks:
             self._folder.ranks(self.view, self._processes)
         self._tell(start, in_words)
@@ -101,8 +102,10 @@ class Reporter:
 
     def event(self, told: Event) -> None:
         """Report one event of the engine."""
-        if isinstance(told, events.View) and self._speaks:
-            self._folder.ranks(self.view, self._processes)
+        if isinstance(told, events.View):
+            self._folder.begin_epoch(self.view.epoch, self._speaks)
+            if self._speaks:
+                self._folder.ranks(self.view, self._processes)
         self._tell(told, told.line(self._terms))
 
     def progress(self, step: int, make: Make) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ecrm.base.epoch_drafts import EpochDrafts
 from ecrm.engine.events import Event
 from ecrm.placement.view import View
 from ecrm.run.auto_resume import EVENTS, events_of
@@ -49,8 +50,22 @@ class RunFolder:
         self.trouble: str | None = None
         self.earlier = 0  # number of events of earlier starts
         self.unwritten_bytes = 0  # size of the first failed write
+        self._drafts = EpochDrafts(Path() if path is None else path)
         if path is not None:
             make_run_dir(path)
+
+    def begin_epoch(self, epoch: int, writes: bool) -> None:
+        """Begin an epoch of the view: ranks of earlier epochs can replace no file any more.
+
+        `writes`: this rank is the only writer of the epoch. failure.json and lines of events are
+        not fenced.
+        """
+        self._drafts.epoch = epoch
+        if writes and self.path is not None and self.trouble is None:
+            try:
+                self._drafts.begin(epoch)
+            except OSError as error:
+                self._in_trouble(self.path, error, 0)
 
     def event(self, told: Event) -> None:
         """Append a line to events.jsonl, in a single write: the whole line or nothing.
@@ -125,7 +140,9 @@ class RunFolder:
 
     def draft_summary(self, fields: dict[str, Any], completed: bool) -> None:
         """Write the draft for `publish_summary`."""
-        self._replace(SUMMARY_DRAFT, {**fields, "launch": launch_id(), "completed": completed})
+        self._write(
+            SUMMARY_DRAFT, "summary.json", {**fields, "launch": launch_id(), "completed": completed}
+        )
 
     def publish_summary(self, completed: bool) -> None:
         """Turn the draft into summary.json, the marker of a complete run, or into rejected.json.
@@ -136,7 +153,7 @@ class RunFolder:
 
     def draft_stopped(self, fields: dict[str, Any]) -> None:
         """Write the draft of stopped.json: the progress of a run asked to stop."""
-        self._replace(STOPPED_DRAFT, {**fields, "launch": launch_id()})
+        self._write(STOPPED_DRAFT, "stopped.json", {**fields, "launch": launch_id()})
 
     def publish_stopped(self) -> None:
         """Turn the draft into stopped.json, unless a peer rank has done so."""
@@ -145,7 +162,8 @@ class RunFolder:
     def _publish(self, draft: str, name: str) -> None:
         if self.path is not None:
             with contextlib.suppress(OSError):
-                os.replace(self.path / draft, self.path / name)
+                os.replace(self._drafts.path / draft, self.path / name)
+                self._drafts.end()
 
     @property
     def is_complete(self) -> bool:
@@ -154,21 +172,31 @@ class RunFolder:
 
     def failure(self, message: str, exit_code: int) -> None:
         """Replace failure.json: the reason for the end of the run."""
+        self._drafts = EpochDrafts(Path() if self.path is None else self.path)
         self._replace(
             "failure.json", {"message": message, "exit_code": exit_code, "launch": launch_id()}
         )
 
     def _replace(self, name: str, content: dict[str, Any]) -> None:
+        draft = f".{name}.{os.getpid()}"
+        self._write(draft, name, content)
         if self.path is None or self.trouble is not None:
             return
-        temporary = self.path / f".{name}.{os.getpid()}"
+        try:
+            os.replace(self._drafts.path / draft, self.path / name)
+        except OSError as error:
+            self._in_trouble(self.path / name, error, 0)
+
+    def _write(self, draft: str, name: str, content: dict[str, Any]) -> None:
+        """Write the draft of the file called `name`."""
+        if self.path is None or self.trouble is not None:
+            return
         text = to_json(content, indent=1) + "\n"
         try:
-            temporary.write_text(text)
-            os.replace(temporary, self.path / name)
+            (self._drafts.path / draft).write_text(text)
         except OSError as error:
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                (self._drafts.path / draft).unlink()
             self._in_trouble(self.path / name, error, len(text))
 
     def _in_trouble(self, what: Path, error: OSError, unwritten_bytes: int) -> None:

@@ -84,5 +84,5 @@ def test_a_disk_with_room_for_less_than_the_summary_is_full_for_all(tmp_path, mo
     (said,) = set(told.values())
     assert (
         said == f"no rank can write into the run folder, so the run ends: cannot write "
-        f"{tmp_path}/0/.summary.json: No space left on device"
+        f"{tmp_path}/0/summary.json: No space left on device"
     )

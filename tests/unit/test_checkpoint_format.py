@@ -47,9 +47,9 @@ class CuttingDisk(Disk):
             raise Cut
         self.made += 1
 
-    def make_folder(self, path):
+    def make_folder(self, path, parents=True):
         self._call()
-        super().make_folder(path)
+        super().make_folder(path, parents)
 
     def create(self, path):
         self._call()
@@ -208,7 +208,7 @@ def test_a_cut_at_any_call_leaves_the_newest_complete_one(tmp_path, power, small
         shutil.rmtree(path)
 
 
-def test_the_real_disk_syncs_files_before_their_names_and_the_manifest_last(tmp_path, monkeypatch):
+def test_the_real_disk_syncs_files_and_the_manifest_before_their_names(tmp_path, monkeypatch):
     said: list[tuple[object, ...]] = []
     sync, rename = os.fsync, os.replace
 
@@ -227,13 +227,11 @@ def test_the_real_disk_syncs_files_before_their_names_and_the_manifest_last(tmp_
     draft, final = folder / f".{name_of(10)}", folder / name_of(10)
     assert set(said[:3]) == {("sync", draft / name) for name in ("rows-0.bin", "rows-1.bin", DENSE)}
     assert said[3:] == [
+        ("sync", draft / "manifest.json"),
         ("sync", draft),
         ("rename", draft, final),
         ("sync", folder),
         ("sync", tmp_path),
-        ("sync", final / ".manifest.json"),
-        ("rename", final / ".manifest.json", final / "manifest.json"),
-        ("sync", final),
     ]
 
 
