@@ -110,11 +110,11 @@ class RemoteHost:
         self._talk = Talk(secret, "head", number, keep_alive)
         self._process: subprocess.Popen[bytes] | None = None
         self._pauses, self._tries = iter(PAUSES), 1
-        self._deadline = time.monotonic() + START_SECONDS
+        self._deadline: float | None = None
         self._started, self._start_at = 0.0, 0.0
         self.address: Any = None
         """Where the agent is, once it has been heard."""
-        self.running = set(ranks)
+        self._ranks, self.running = frozenset(ranks), set(ranks)
         """The ranks whose end is not known."""
 
     @property
@@ -122,8 +122,13 @@ class RemoteHost:
         """Whether the agent has been heard."""
         return self._talk.met
 
+    @property
+    def must_start(self) -> bool:
+        """Whether the starter is to be started now, for the first time or again."""
+        return self._process is None and not self._talk.met and time.monotonic() >= self._start_at
+
     def look(self) -> str | None:
-        """Start the starter, also again; return a line to tell, if any.
+        """Look for trouble; return a line to tell, if any.
 
         Raises Lost if the host must be given up.
         """
@@ -132,13 +137,9 @@ class RemoteHost:
                 self._talk.check()
             return None
         now = time.monotonic()
-        if now > self._deadline:
+        if self._deadline is not None and now > self._deadline:
             raise Lost(f"no answer within {START_SECONDS:.0f} s from: {shlex.join(self._words)}")
-        if self._process is None:
-            if now >= self._start_at:
-                self._start()
-            return None
-        if (code := self._process.poll()) is None:
+        if self._process is None or (code := self._process.poll()) is None:
             return None
         dropped = code == SSH_FAILED and now - self._started < DROPPED_SECONDS
         pause = next(self._pauses, None) if dropped else None
@@ -163,7 +164,7 @@ class RemoteHost:
         if messages is None:
             return None
         self.address = sender
-        return [self._checked(message) for message in messages]
+        return [said for message in messages if (said := self._checked(message)) is not None]
 
     def due(self) -> list[bytes]:
         """The datagrams to send to the agent now."""
@@ -183,20 +184,22 @@ class RemoteHost:
                 with contextlib.suppress(OSError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _checked(self, message: bytes) -> tuple[int, int, bytes] | dict[str, Any]:
-        """A message of the agent: output, or the end of a running rank."""
+    def _checked(self, message: bytes) -> tuple[int, int, bytes] | dict[str, Any] | None:
+        """A message of the agent: output, or the end of a rank; `None` for an end known before."""
         said = understood(message)
         if isinstance(said, tuple):
             return said
+        rank = said.get("rank")
         how = said.get("error", said.get("exit", said.get("signal")))
-        if said.get("rank") not in self.running or not isinstance(
-            how, str if "error" in said else int
-        ):
+        if rank not in self._ranks or not isinstance(how, str if "error" in said else int):
             raise Lost("what came is no message")
-        self.running.remove(said["rank"])
+        if rank not in self.running:  # given up meanwhile
+            return None
+        self.running.remove(rank)
         return said
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the starter. Raises Lost."""
         # A file and not a pipe: a starter not reading its input holds up no process.
         with open(os.memfd_create("order"), "w+b") as order:
             order.write(json.dumps(self._order).encode() + b"\n")
@@ -212,3 +215,4 @@ class RemoteHost:
             except OSError as error:
                 raise Lost(f"cannot run the starter {self._words[0]}: {error.strerror}") from None
         self._started = time.monotonic()
+        self._deadline = self._deadline or self._started + START_SECONDS

@@ -44,6 +44,8 @@ LINE_SECONDS = 0.3
 """Time after which output without the end of its line is printed."""
 SAID_AGAIN = (0.0, 0.05, 0.1, 0.2, 0.4)
 """Seconds after a death at which the head of the run is told."""
+STARTS = 4
+"""Starters started at once: a start takes some milliseconds, and agents wait for signs of life."""
 MOST_PRINTS = 256
 """Pieces of output that may wait for a slow terminal; more wait with the ranks."""
 
@@ -80,8 +82,12 @@ class RemoteRun:
             if now >= self._next_sweep:
                 self._next_sweep, heard = now + sweep_seconds, self._hosts
                 self._printer.flush(now)
+                waiting = [host for host in self._hosts if host.running and host.must_start]
+                for host in waiting[:STARTS]:
+                    self._look(host, start=True)
                 for host in self._hosts:
-                    self._look(host)
+                    if host.running:
+                        self._look(host)
             self._send(heard)
             self._word.say(now)
         self._end()
@@ -97,8 +103,10 @@ class RemoteRun:
     def _end_now(self) -> None:
         self._deadline = 0.0
 
-    def _look(self, host: RemoteHost) -> None:
+    def _look(self, host: RemoteHost, start: bool = False) -> None:
         try:
+            if start:
+                host.start()
             if (line := host.look()) is not None:
                 self._printer.say(line)
         except Lost as error:
@@ -143,7 +151,8 @@ class RemoteRun:
                     self._take(host, message)
             except Lost as error:
                 assert host is not None
-                self._give_up(host, host.running.copy(), str(error))
+                if host.running:
+                    self._give_up(host, host.running.copy(), str(error))
 
     def _take(self, host: RemoteHost, message: tuple[int, int, bytes] | dict[str, Any]) -> None:
         if isinstance(message, tuple):

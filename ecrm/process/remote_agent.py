@@ -331,25 +331,21 @@ class Agent:
         """Wait for the first answer of the head. Raises OSError."""
         deadline = time.monotonic() + START_SECONDS
         while not self._talk.met:
-            self._turn(wait=self._events)
+            self._turn(self._events)
             if time.monotonic() > deadline:
                 raise OSError(f"no answer within {START_SECONDS:.0f} s")
 
     def run(self) -> None:
         """Run the ranks until all have ended, or the head asks to end. Raises Lost."""
-        for number, more in self._order["ranks"]:
-            try:
-                self._start(number, {**self._order["variables"], **more})
-            except OSError as error:
-                self._talk.send(
-                    told(rank=number, error=f"{error.filename}: {error.strerror}"[:500])
-                )
-        while self._ranks and not self._asked_to_end:
-            while self._asked:
+        to_start = [*self._order["ranks"]]
+        while (to_start or self._ranks) and not self._asked_to_end:
+            if to_start:  # one at a time: a start takes a while, and the head waits for signs
+                self._start(*to_start.pop(0))
+            while self._asked and not to_start:
                 number = self._asked.pop(0)
                 for rank in self._ranks.values():
                     rank.signal(number)
-            self._turn(wait=self._events if self._talk.is_full else self._both)
+            self._turn(self._events if self._talk.is_full else self._both, not to_start)
             self._talk.check()
             for rank in [*self._ranks.values()]:
                 rank.kill_if_stopped(self._order["keep_alive"])
@@ -363,26 +359,34 @@ class Agent:
         deadline = time.monotonic() + _LEAVE_SECONDS
         with contextlib.suppress(Lost):
             while not self._talk.all_heard and time.monotonic() < deadline:
-                self._turn(wait=self._events)
+                self._turn(self._events)
                 self._talk.check()
         self._socket.close()
 
-    def _start(self, number: int, variables: dict[str, str]) -> None:
-        patience = {GUARD_PATIENCE: str(GUARDS_SHARE * self._order["keep_alive"])}
-        os.chdir(self._order["folder"])
-        rank = HostedRank(number, self._order["command"], {**variables, **patience})
+    def _start(self, number: int, more: dict[str, str]) -> None:
+        variables = {
+            **self._order["variables"],
+            **more,
+            GUARD_PATIENCE: str(GUARDS_SHARE * self._order["keep_alive"]),
+        }
+        try:
+            os.chdir(self._order["folder"])
+            rank = HostedRank(number, self._order["command"], variables)
+        except OSError as error:
+            self._talk.send(told(rank=number, error=f"{error.filename}: {error.strerror}"[:500]))
+            return
         self._ranks[number] = rank
         self._events.register(rank.ended, selectors.EVENT_READ)
         for descriptor in rank.files:
             self._outputs.register(descriptor, selectors.EVENT_READ, rank)
 
-    def _turn(self, wait: selectors.BaseSelector) -> None:
-        """Say what is due, wait for an event, and take what has come."""
+    def _turn(self, wait: selectors.BaseSelector, idle: bool = True) -> None:
+        """Say what is due, wait for an event if `idle`, and take what has come."""
         for datagram in self._talk.due():
             with contextlib.suppress(OSError):  # as a lost datagram
                 self._socket.send(datagram)
         ending = any(rank.is_ending for rank in self._ranks.values())
-        wait.select(0.005 if ending else self._talk.next())
+        wait.select((0.005 if ending else self._talk.next()) if idle else 0)
         while True:
             try:
                 datagram = self._socket.recv(1 << 16)

@@ -122,6 +122,22 @@ def test_an_exit_with_an_error_ends_the_other_ranks_after_a_while(reach):
     assert 0.5 < time.monotonic() - began < 10
 
 
+def test_a_host_that_wakes_after_it_was_given_up_is_not_told_of_again(reach, tmp_path):
+    """Its agent has killed the ranks, and says so; a second host keeps the run going."""
+    (tmp_path / "hosts").write_text("there\nhere\n")
+    program = RANK.replace("sleep(100)", "sleep(8)")
+    run = reach(sys.executable, "-c", program, str(tmp_path / "rank"), ranks=2)
+    _, its_agent = rank_and_agent(tmp_path / "rank")
+    rank_and_agent(tmp_path / "rank", 1)
+    os.kill(its_agent, signal.SIGSTOP)
+    said = run.stderr.readline()
+    with contextlib.suppress(ProcessLookupError):  # with its starter
+        os.kill(its_agent, signal.SIGCONT)
+    _, errors = run.communicate(timeout=30)
+    assert "host there: rank 0 is given up: nothing was heard for 0.9 s" in said
+    assert (errors, run.returncode) == ("", 0)
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_death_before_the_ranks_have_met_ends_the_run(reach, tmp_path, begun):
     mark = tmp_path / "ranks.json"
