@@ -161,6 +161,10 @@ class SimulatedCluster:
             except RankKilled:
                 self._die(member, f"{phase} of step {step}")
 
+    def tell(self, rank: int, what: str) -> None:
+        """Add an act of a rank's program to the trace."""
+        self._note(self._members[rank], what)
+
     def _run_rank(self, member: Member, program: Callable[[Transport], object]) -> None:
         self._live(member, program, joined=False)
         while self._returns(member):
