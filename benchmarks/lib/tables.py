@@ -154,6 +154,48 @@ def thousand(rows: Sequence[Row]) -> list[str]:
     return markdown(header, lines)
 
 
+def wire(rows: Sequence[Row]) -> list[str]:
+    """Bytes sent by a rank in a step, by placement, and the balance of whole tables."""
+    header = (
+        "tables",
+        "placement",
+        "sent by a rank in a step, MB",
+        "rows or sums",
+        "gradients",
+        "parity",
+        "requests",
+        "busiest rank, MB",
+        "rows and lookups of the fullest shard / even share",
+    )
+    lines = []
+    for row in rows:
+        of = {kind: float(row[f"mb {kind}"]) for kind in WIRE}
+        whole = row["placement"] == "tables"
+        lines.append(
+            (
+                row["tables"],
+                f"`{row['placement']}`",
+                f"{float(row['mb']):.1f}",
+                f"{of['rows'] + of['sums of bags']:.1f}",
+                f"{of['gradients of rows'] + of['gradients of bags']:.1f}",
+                f"{of['parity deltas']:.1f}",
+                f"{of['requests'] + of['lists of bags']:.1f}",
+                f"{float(row['mb_of_busiest']):.1f}",
+                f"{float(row['rows_of_fullest']):.2f}, {float(row['lookups_of_fullest']):.2f}"
+                if whole
+                else "1, 1",
+            )
+        )
+    return markdown(header, lines)
+
+
+WIRE = (
+    *("rows", "sums of bags", "gradients of rows", "gradients of bags", "parity deltas"),
+    *("requests", "lists of bags"),
+)
+"""Kinds of bytes in wire.csv."""
+
+
 def prepare(rows: Sequence[Row]) -> list[str]:
     """Rows of Criteo text prepared a second, by the number of threads."""
     header = (
@@ -615,6 +657,7 @@ TABLES: dict[str, Table | Picture] = {
     "prepare": Table("prepare.csv", prepare),
     "scrub": Table("scrub.csv", scrub),
     "thousand": Table("thousand.csv", thousand),
+    "wire": Table("wire.csv", wire),
     "checkpoint": Table("checkpoint.csv", checkpoint),
     "checkpoint runs": Table("checkpoint_runs.csv", checkpoint_runs),
     "kernels": Table("kernels.csv", kernels),
