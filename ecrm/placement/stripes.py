@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from ecrm.base.errors import Unrecoverable
@@ -124,11 +122,7 @@ class RowLayout:
         numbers.
         """
         if self.places is not None:
-            shard, local = self.places.locate(rows)
-            # numpy sorts numbers of two bytes by radix
-            order = torch.from_numpy(np.argsort(shard.numpy().astype(np.uint16), kind="stable"))
-            counts = torch.bincount(shard, minlength=self.shape.shards).tolist()
-            return counts, order, local[order]
+            return self.places.split(rows)
         return split_by_shard(rows, self.shape.k, self.shape.m, self.shape.shards)
 
     def rows_of(self, shard: int, local: Tensor) -> Tensor:

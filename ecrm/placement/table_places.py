@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +73,40 @@ class TablePlaces:
             torch.where(spread, (within + table) % self._shards, home),
             self._at_local[table] + torch.where(spread, within // self._shards, within),
         )
+
+    def split(self, rows: Tensor) -> tuple[list[int], Tensor, Tensor]:
+        """Split rows, int64 [R], by shard, as `RowLayout.split` does."""
+        if bool((rows.diff() <= 0).any()):
+            return self._sorted(rows)
+        # of ascending rows, those of a table follow each other
+        bounds, numbers = self.bounds_in(rows), torch.arange(rows.numel())
+        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(self._shards)]
+        firsts, locals_ = self._at_row.tolist(), self._at_local.tolist()
+        for table, home in enumerate(self.homes):
+            here = slice(bounds[table], bounds[table + 1])
+            if here.start == here.stop:
+                continue
+            if home != SPREAD:
+                shift = locals_[table] - firsts[table]
+                found[home].append((numbers[here], rows[here] + shift))
+                continue
+            counts, places, local = self._sorted(rows[here])
+            parts = zip(places.split(counts), local.split(counts), strict=True)
+            for of_shard, (place, part) in zip(found, parts, strict=True):
+                of_shard.append((place + here.start, part))
+        none = rows[:0]
+        places, local = (
+            torch.cat([none, *(pair[which] for of_shard in found for pair in of_shard)])
+            for which in (0, 1)
+        )
+        return [sum(len(place) for place, _ in each) for each in found], places, local
+
+    def _sorted(self, rows: Tensor) -> tuple[list[int], Tensor, Tensor]:
+        """As `split`, of rows in any order."""
+        shard, local = self.locate(rows)
+        # numpy sorts numbers of two bytes by radix
+        places = torch.from_numpy(np.argsort(shard.numpy().astype(np.uint16), kind="stable"))
+        return torch.bincount(shard, minlength=self._shards).tolist(), places, local[places]
 
     def rows_of(self, shard: int, local: Tensor) -> Tensor:
         """Row numbers of a shard's local rows, int64 [R]; numbers of padding are no row's."""

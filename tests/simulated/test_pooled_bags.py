@@ -178,6 +178,18 @@ def test_copies_of_rows_at_slots_need_rows(by_rows, protection, some):
     assert left == by_rows and bool(sums) == some
 
 
+def test_servers_with_rows_on_a_gpu_sum_too(by_rows, gpu):
+    on_gpu = replace(TABLES, gpu=True)
+    SEEN.clear()
+    left = run([PhaseFault(1, 3, "update")], on_gpu, script(), on_gpu=gpu)
+    assert SEEN[routing.SUMS]
+    calm = by_rows
+    if not gpu.is_imitated:
+        other = run((), replace(on_gpu, whole_tables=False), script(), on_gpu=gpu)
+        calm = other.tables, other.dense, other.logged
+    assert (left.tables, left.dense, left.logged) == calm
+
+
 def test_a_slot_that_sits_out_sends_no_gradient_of_bags():
     left, *_ = trained(ROWS, train=script(skips=True))
     other, sums, gradients = trained(train=script(skips=True))

@@ -35,6 +35,14 @@ def test_every_row_has_one_place_and_comes_back(shards, k, m, rows):
         counts, places, split = layout.split(numbers)
         assert places.tolist() == shard.argsort(stable=True).tolist()
         assert torch.equal(split, local[places]) and len(counts) == shards
+        turned = layout.split(numbers.flip(0))
+        assert (
+            turned[0] == counts
+            and turned[1].tolist() == shard.flip(0).argsort(stable=True).tolist()
+        )
+        assert torch.equal(turned[2], local.flip(0)[turned[1]])
+        some = numbers[::3]
+        assert torch.equal(layout.split(some)[1], shard[::3].argsort(stable=True))
         for s in range(shards):
             here = shard == s
             assert counts[s] == int(here.sum())
