@@ -364,6 +364,11 @@ class Engine:
             self._gradients[slot, space] = ReusableBuffer(dim, self._transport.allocate_shared)
         return self._gradients[slot, space].of(rows)
 
+    @property
+    def may_sum_bags(self) -> bool:
+        """Whether `find` and `apply` have a use for bags; the same on all ranks."""
+        return self.state.may_sum_bags
+
     def sums_elsewhere(self, slot: int, space: int) -> bool:
         """Whether shards sum bags of a slot's rows, and take gradients of bags in `apply`."""
         lookup = self._in_flight.lookup

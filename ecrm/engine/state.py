@@ -186,16 +186,25 @@ class EngineState:
             self._pools,
         )
 
-    def _pools(self, rank: int) -> bool:
-        """Whether bags may be asked of a rank's shards.
+    @property
+    def may_sum_bags(self) -> bool:
+        """Whether shards may sum bags.
 
-        Not of a rank whose memory is at hand, whose rows cost no copy. Not if copies of rows at
-        slots are part of the protection.
+        For whole tables, and unless copies of rows at slots are part of the protection.
         """
-        protection, memory = self.protection, self.transport.shared_memory
+        protection = self.protection
         if protection.stand_in is not None or protection.kind.copies_at_slots:
             return False
-        return rank != self.rank and (memory is None or rank not in memory.readers)
+        return any(layout.places is not None for layout in self.layouts)
+
+    def _pools(self, rank: int) -> bool:
+        """Whether bags may be asked of a rank's shards, whose memory is not at hand.
+
+        Rows in memory at hand cost no copy.
+        """
+        memory = self.transport.shared_memory
+        at_hand = rank == self.rank or (memory is not None and rank in memory.readers)
+        return self.may_sum_bags and not at_hand
 
     def memory(self) -> Memory:
         """Collective: the memory of every rank. Raises PeerFailure as transport calls do."""

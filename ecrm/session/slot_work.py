@@ -110,8 +110,8 @@ class SessionBatches:
 
     def bags(self, batch: SessionBatch) -> Sequence[SlotBags | None]:
         """The bags of the rows used by a batch, by row space; `None` for rows with another use."""
-        on_cpu = replica_of(self._engine).device.type == "cpu"
-        return batch.rows.bags if on_cpu else (None,) * len(batch.rows.bags)
+        sums = self._engine.may_sum_bags and replica_of(self._engine).device.type == "cpu"
+        return batch.rows.bags if sums else (None,) * len(batch.rows.rows)
 
     def on_recovery(self) -> bool:
         """After a recovery, continue streams from the states of the next step.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -39,8 +39,7 @@ class IdPlaces(NamedTuple):
 class BatchRows:
     """The rows of the batch of a slot.
 
-    `rows[space]` are unique row numbers of a row space, int64 [U], ascending. `bags[space]` are the
-    bags of the rows, if sums of these bags are the only use known; `None` for any other use.
+    `rows[space]` are unique row numbers of a row space, int64 [U], ascending.
     """
 
     def __init__(
@@ -48,10 +47,9 @@ class BatchRows:
         rows: Sequence[Tensor],
         places: Mapping[tuple[int, int], Sequence[IdPlaces]],
         kjts: Sequence[object],
-        bags: Sequence[SlotBags | None] = (),
+        bags: Callable[[], Sequence[SlotBags | None]] | None = None,
     ) -> None:
-        self.rows, self._places = tuple(rows), places
-        self.bags = tuple(bags) or (None,) * len(self.rows)
+        self.rows, self._places, self._bags = tuple(rows), places, bags
         self._made_of = {id(kjt): _ids_of(kjt) for kjt in kjts}
         self._kjts = tuple(kjts)  # held, so that Python gives no later object the same id()
 
@@ -95,11 +93,22 @@ class BatchRows:
             ]
             for key, pair in spans.items()
         }
-        bags = [
-            _bags(*uses[0], found[space][1]) if len(uses) == 1 else None
-            for space, uses in enumerate(users)
-        ]
+
+        def bags() -> list[SlotBags | None]:
+            return [
+                _bags(*uses[0], found[space][1]) if len(uses) == 1 else None
+                for space, uses in enumerate(users)
+            ]
+
         return cls([rows for rows, *_ in found], places, kjts, bags)
+
+    @cached_property
+    def bags(self) -> tuple[SlotBags | None, ...]:
+        """The bags of the rows, by row space, if sums of these are the only use known, else `None`.
+
+        To be called before the batch may change.
+        """
+        return (None,) * len(self.rows) if self._bags is None else tuple(self._bags())
 
     @property
     def digests(self) -> dict[int, int]:
