@@ -27,7 +27,7 @@ from ecrm.placement.tables import RowSpace
 from ecrm.tables.batch_rows import on_cpu
 from ecrm.tables.layout import Entry, Layout, check_ids
 from ecrm.tables.placeholder import check_loads, check_stays
-from ecrm.tables.pooling import pool, spread
+from ecrm.tables.pooling import pool, reads_in_place, spread
 from ecrm.tables.row_source import FetchedRows, RowSource
 
 
@@ -76,8 +76,9 @@ class LookedUp(NamedTuple):
         fetched.look(self.space)
         if self.uses is None or self.pooling != "sum" or weights is not None:
             self._check_came()
-        if self.pooling == "sum" and weights is None:
-            rows, found = fetched.leaves[self.space], fetched.found.get(self.space)
+        rows = fetched.leaves[self.space]
+        if reads_in_place(rows, self.pooling, weights):
+            found = fetched.found.get(self.space)
         else:
             rows = fetched.filled(self.space)
         return pool(

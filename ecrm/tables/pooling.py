@@ -38,6 +38,7 @@ class BagGradients(NamedTuple):
         bags: int64 [n], the row of `values` for each use.
         whole: The tensor given by autograd, with the memory of `values`. While it is referenced
             here, autograd gives it to no parameter.
+        weights: float32 [n], the factor of each use, or `None`.
     """
 
     uses: Uses
@@ -45,10 +46,11 @@ class BagGradients(NamedTuple):
     numbers: Tensor
     bags: Tensor
     whole: Tensor
+    weights: Tensor | None = None
 
     def sum_into(self, out: Tensor, divisor: float = 1.0) -> bool:
         """Sum by row, float32 [U, D], divided; returns whether all results are finite."""
-        return segment_sum(out, self.uses, self.values, self.bags, divisor)
+        return segment_sum(out, self.uses, self.values, self.bags, divisor, self.weights)
 
     def in_order(self) -> Tensor:
         """A copy of the gradients of the bags, float32 [B, D]."""
@@ -89,10 +91,28 @@ def pool(
     the rows in `places`, if known. Backward then offers the gradients of the bags to `later`, and
     gives none to autograd if `later` takes the gradients.
 
-    `found`, for sums without weights, tells where the values of `rows` lie, or sums of bags. Then
-    `rows` may hold anything: only the gradients of `rows` count.
+    `found`, for bags that `reads_in_place`, tells where the values of `rows` lie. For sums without
+    weights, `found` may also tell sums of bags. Then `rows` may hold anything: only the gradients
+    of `rows` count.
     """
     return _pool(rows, places, lengths, mode, weights, features, memory, uses, later, found)
+
+
+def reads_in_place(rows: Tensor, mode: str, weights: Tensor | None) -> bool:
+    """Whether `pool` reads rows like `rows` where the rows lie.
+
+    Rows on a GPU are copied first, and rows whose values backward needs, for gradients of weights.
+    """
+    if not rows.is_cpu or rows.dtype != torch.float32:
+        return False
+    if weights is None:
+        return True
+    return (
+        mode == "sum"
+        and weights.is_cpu
+        and weights.dtype == torch.float32
+        and not weights.requires_grad
+    )
 
 
 def spread(
@@ -123,10 +143,12 @@ class _Pool(torch.autograd.Function):
         ctx.save_for_backward(rows, places, lengths, weights)
         ctx.mode, ctx.features, ctx.memory = mode, features, memory
         ctx.uses, ctx.later = uses if rows.is_cpu else None, later
-        if rows.is_cpu and rows.dtype == torch.float32 and mode == "sum" and weights is None:
+        if not ctx.needs_input_grad[4] and reads_in_place(rows, mode, weights):
             if found is not None and found.summed:
                 return _with_sums(found, places, lengths, features)
-            return bag_sum(rows.detach() if found is None else found, places, lengths, features)
+            lie = rows.detach() if found is None else found
+            factors = None if weights is None else weights.contiguous()
+            return bag_sum(lie, places, lengths, features, mode == "mean", factors)
         assert found is None
         if features > 1:
             order = _by_sample(torch.arange(lengths.numel(), dtype=torch.int32), features)
@@ -158,8 +180,9 @@ class _Pool(torch.autograd.Function):
             counts = torch.ones(len(gradients), dtype=lengths.dtype)
             counts[numbers] = lengths.clamp(min=1)
             gradients = gradients / on_device(rows.device, counts.unsqueeze(1))
-        if weights is None and ctx.uses is not None:
-            of_bags = BagGradients(ctx.uses, gradients, numbers, bags, whole)
+        if ctx.uses is not None and not ctx.needs_input_grad[4]:
+            factors = None if weights is None else weights.contiguous()
+            of_bags = BagGradients(ctx.uses, gradients, numbers, bags, whole, factors)
             if ctx.later(of_bags):
                 return (None,) * 10
             sums = unshared(ctx.memory)

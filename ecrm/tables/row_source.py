@@ -29,7 +29,7 @@ class FetchedRows:
     division and test then take one pass. Gradients are left only where the bags are the single use
     of the rows: autograd adds the gradients of several uses in its own order.
 
-    `found[space]` tells where rows lie whose leaf is not filled yet. Sums of bags read the rows
+    `found[space]` tells where rows lie whose leaf is not filled yet. Bags read the rows
     there; any other use fills the leaf first (`filled`).
     """
 

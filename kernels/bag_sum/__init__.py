@@ -1,4 +1,4 @@
-"""Sum the rows of bags in place, without a copy of scattered rows to one matrix."""
+"""Sums and means of the rows of bags, without a copy of scattered rows to one matrix."""
 
 from __future__ import annotations
 
@@ -42,10 +42,12 @@ class _Bags(ctypes.Structure):
         ("addresses", ctypes.c_void_p),
         ("places", ctypes.c_void_p),
         ("lengths", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
         ("uses", ctypes.c_int64),
         ("samples", ctypes.c_int64),
         ("features", ctypes.c_int64),
         ("dimension", ctypes.c_int64),
+        ("mean", ctypes.c_int64),
     ]
 
 
@@ -54,12 +56,15 @@ def bag_sum(
     places: torch.Tensor,
     lengths: torch.Tensor,
     features: int = 1,
+    mean: bool = False,
+    weights: torch.Tensor | None = None,
     backend: str = "auto",
 ) -> torch.Tensor:
     """Sum the rows of every bag, in the order of the uses, from zero on.
 
     Bags are ordered by feature, then by sample. The sums of a sample's bags come out side by side.
-    An empty bag gives zeros.
+    An empty bag gives zeros. With `mean` a sum is divided by the number of uses. With `weights`
+    each step is `fma(weight, row, sum)`, rounded once.
 
     Legend: U rows of D floats, n uses, B bags.
 
@@ -68,6 +73,8 @@ def bag_sum(
         places: int64 [n], contiguous: the row of every use, bag after bag.
         lengths: int64 [B], contiguous: the number of uses of every bag.
         features: A divisor of B.
+        mean: Whether to divide.
+        weights: float32 [n], contiguous: the factor of every use. Only for sums.
 
     Returns a new float32 [B / features, features * D].
 
@@ -81,6 +88,15 @@ def bag_sum(
     check.row_numbers("lengths", lengths, places.shape[0] + 1)
     if features < 1 or lengths.shape[0] % features:
         raise ValueError(f"{lengths.shape[0]} bags of {features} features, needed: a multiple")
+    if mean and weights is not None:
+        raise ValueError("a mean has no weights")
+    if weights is not None:
+        check.shape("weights", weights, places.shape)
+        if weights.dtype != torch.float32 or not weights.is_contiguous() or not weights.is_cpu:
+            raise TypeError(
+                f"weights are {weights.dtype} with strides {weights.stride()} on {weights.device}, "
+                "needed: torch.float32, contiguous, cpu"
+            )
     chosen = dispatch.choose("bag_sum", backend, places.device, has_triton=False)
     if not native.library().ecrm_lengths_fit(lengths.data_ptr(), lengths.shape[0], places.shape[0]):
         raise ValueError(f"lengths of {int(lengths.sum())} uses in all, needed: {places.shape[0]}")
@@ -88,7 +104,7 @@ def bag_sum(
         from ecrm.kernels.bag_sum import reference
 
         whole = rows.copy_into(torch.empty(rows.rows, rows.dimension))
-        return reference.bag_sum(whole, places, lengths, features)
+        return reference.bag_sum(whole, places, lengths, features, mean, weights)
     samples = lengths.shape[0] // features
     out, addresses = (
         torch.empty(samples, features * rows.dimension),
@@ -99,10 +115,12 @@ def bag_sum(
         addresses=addresses.ctypes.data,
         places=places.data_ptr(),
         lengths=lengths.data_ptr(),
+        weights=None if weights is None else weights.data_ptr(),
         uses=places.shape[0],
         samples=samples,
         features=features,
         dimension=rows.dimension,
+        mean=mean,
     )
     native.library().ecrm_bag_sum(ctypes.byref(bags))
     return out

@@ -1,15 +1,18 @@
-// out[bag] = the sum of the rows of the bag's uses, in order, with scattered rows; see README.md.
+// out[bag] = the sum or the mean of the rows of the bag's uses, in order, with scattered rows; see
+// README.md.
 #include "native.h"
 
 namespace ecrm {
 
-// The arguments, as in __init__.py. Bags are ordered by feature, sums by sample.
+// The arguments, as in __init__.py. Bags are ordered by feature, sums by sample. `weights` may be
+// null.
 struct Bags {
   float* out;
   const float* const* addresses;
   const int64_t* places;
   const int64_t* lengths;
-  int64_t uses, samples, features, dimension;
+  const float* weights;
+  int64_t uses, samples, features, dimension, mean;
 };
 
 }  // namespace ecrm

@@ -3,25 +3,40 @@
 constexpr int64_t kUsesAhead = 8;
 
 // Sums `lanes` lanes of a bag, from column `first` on: zeros plus the rows of the bag's uses in
-// order. `lanes` is a constant, so the sums stay in registers.
-ECRM_INLINE void sum_lanes(const Bags& b, const int64_t* places, int64_t uses, int64_t first,
-                           int lanes, float* to) {
+// order, or fused with the weights of the uses, divided for a mean. `lanes` and `weighted` are
+// constants, so the sums stay in registers.
+ECRM_INLINE void sum_lanes(const Bags& b, const int64_t* places, const float* weights, int64_t uses,
+                           int64_t first, int lanes, bool weighted, float* to) {
   Floats sum[8] = {};
   for (int64_t use = 0; use < uses; ++use) {
     const float* from = b.addresses[places[use]] + first;
     for (int lane = 0; lane < lanes; ++lane) {
       Floats value;
       memcpy(&value, from + lane * kFloats, sizeof value);
-      sum[lane] += value;
+      sum[lane] = weighted ? floats_fused(weights[use] - Floats{}, value, sum[lane])
+                           : sum[lane] + value;
     }
+  }
+  if (b.mean != 0 && uses > 1) {
+    for (int lane = 0; lane < lanes; ++lane) sum[lane] /= static_cast<float>(uses);
   }
   memcpy(to + first, sum, static_cast<size_t>(lanes) * sizeof sum[0]);
 }
 
-static void bag_sum(const Bags& given) {
-  const Bags b = given;  // a copy: the compiler knows that writes of sums do not change `b`
+ECRM_INLINE float sum_one(const Bags& b, const int64_t* places, const float* weights, int64_t uses,
+                          int64_t column, bool weighted) {
+  float sum = 0;
+  for (int64_t use = 0; use < uses; ++use) {
+    const float value = b.addresses[places[use]][column];
+    sum = weighted ? __builtin_fmaf(weights[use], value, sum) : sum + value;
+  }
+  return b.mean != 0 && uses > 1 ? sum / static_cast<float>(uses) : sum;
+}
+
+ECRM_INLINE void sum_bags(const Bags& b, bool weighted) {
   const int64_t* places = b.places;
   const int64_t* last = b.places + b.uses - 1;
+  const float* weights = b.weights;
   for (int64_t feature = 0; feature < b.features; ++feature) {
     for (int64_t sample = 0; sample < b.samples; ++sample) {
       const int64_t uses = b.lengths[feature * b.samples + sample];
@@ -32,18 +47,25 @@ static void bag_sum(const Bags& given) {
       }
       int64_t d = 0;
       for (; d + 8 * kFloats <= b.dimension; d += 8 * kFloats)
-        sum_lanes(b, places, uses, d, 8, to);
+        sum_lanes(b, places, weights, uses, d, 8, weighted, to);
       if (d + 4 * kFloats <= b.dimension) {
-        sum_lanes(b, places, uses, d, 4, to);
+        sum_lanes(b, places, weights, uses, d, 4, weighted, to);
         d += 4 * kFloats;
       }
-      for (; d + kFloats <= b.dimension; d += kFloats) sum_lanes(b, places, uses, d, 1, to);
-      for (; d < b.dimension; ++d) {
-        float sum = 0;
-        for (int64_t use = 0; use < uses; ++use) sum += b.addresses[places[use]][d];
-        to[d] = sum;
-      }
+      for (; d + kFloats <= b.dimension; d += kFloats)
+        sum_lanes(b, places, weights, uses, d, 1, weighted, to);
+      for (; d < b.dimension; ++d) to[d] = sum_one(b, places, weights, uses, d, weighted);
       places += uses;
+      if (weighted) weights += uses;
     }
+  }
+}
+
+static void bag_sum(const Bags& given) {
+  const Bags b = given;  // a copy: the compiler knows that writes of sums do not change `b`
+  if (b.weights == nullptr) {
+    sum_bags(b, false);
+  } else {
+    sum_bags(b, true);
   }
 }

@@ -25,6 +25,7 @@ class _Sums(ctypes.Structure):
         ("values", ctypes.c_void_p),
         ("value_stride", ctypes.c_int64),
         ("picked", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
         ("divisor", ctypes.c_float),
     ]
 
@@ -35,13 +36,15 @@ def segment_sum(
     values: torch.Tensor,
     picked: torch.Tensor | None = None,
     divisor: float = 1.0,
+    weights: torch.Tensor | None = None,
     backend: str = "auto",
 ) -> bool:
     """Sum values row by row, and return whether all results are finite.
 
     Row u of `out` becomes the sum of `values[picked[use]]` over the row's uses, in the order of
-    uses, from zero on, divided by `divisor`. A row without uses becomes zeros. Matrices may be
-    views with a row stride if rows are contiguous.
+    uses, from zero on, divided by `divisor`. With `weights` each value is first multiplied by the
+    weight of the use, and rounded. A row without uses becomes zeros. Matrices may be views with a
+    row stride if rows are contiguous.
 
     Legend: U rows of D floats, n uses.
 
@@ -51,6 +54,7 @@ def segment_sum(
         values: float32 [n, D]; with `picked` any number of rows.
         picked: int64 [n], contiguous; may repeat. `None`: use i has `values[i]`.
         divisor: Rounded to float32.
+        weights: float32 [n], contiguous.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
     """
@@ -64,6 +68,14 @@ def segment_sum(
         check.shape("picked", picked, (count,))
         check.row_numbers("picked", picked, values.shape[0])
         tensors["picked"] = picked
+    if weights is not None:
+        check.shape("weights", weights, (count,))
+        if weights.dtype != torch.float32 or not weights.is_contiguous():
+            raise TypeError(
+                f"weights are {weights.dtype} with strides {weights.stride()}, "
+                "needed: torch.float32, contiguous"
+            )
+        tensors["weights"] = weights
     for name, tensor in (("starts", uses.starts), ("order", uses.order)):
         if tensor.dtype != torch.int32 or tensor.dim() != 1 or not tensor.is_contiguous():
             raise TypeError(
@@ -79,9 +91,9 @@ def segment_sum(
     if chosen == "reference":
         from ecrm.kernels.segment_sum import reference
 
-        return reference.segment_sum(
-            out, uses, values if picked is None else values[picked], divisor
-        )
+        of_uses = values if picked is None else values[picked]
+        of_uses = of_uses if weights is None else of_uses * weights.unsqueeze(1)
+        return reference.segment_sum(out, uses, of_uses, divisor)
     sums = _Sums(
         out=out.data_ptr(),
         out_stride=check.row_stride(out),
@@ -92,6 +104,7 @@ def segment_sum(
         values=values.data_ptr(),
         value_stride=check.row_stride(values),
         picked=None if picked is None else picked.data_ptr(),
+        weights=None if weights is None else weights.data_ptr(),
         divisor=divisor,
     )
     return bool(native.library().ecrm_segment_sum(ctypes.byref(sums)))

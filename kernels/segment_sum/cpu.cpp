@@ -1,10 +1,11 @@
-// out[r] = (sum of values[picked[u]] over the uses u of row r, in order) / divisor, and a test that
-// all results are finite; see README.md. Strides count floats.
+// out[r] = (sum of values[picked[u]] over the uses u of row r, in order, each times its weight) /
+// divisor, and a test that all results are finite; see README.md. Strides count floats.
 #include "native.h"
 
 namespace ecrm {
 
-// The arguments, as in __init__.py. With a null `picked` the value of use u is values[u].
+// The arguments, as in __init__.py. With a null `picked` the value of use u is values[u]. `weights`
+// may be null.
 struct Sums {
   float* out;
   int64_t out_stride, rows, dimension;
@@ -13,6 +14,7 @@ struct Sums {
   const float* values;
   int64_t value_stride;
   const int64_t* picked;
+  const float* weights;
   float divisor;
 };
 

@@ -9,9 +9,10 @@ typedef int32_t Magnitudes __attribute__((vector_size(4 * kFloats)));
 constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
 // Sums `lanes` lanes of every row, from column `first` on: zeros plus the values of the row's uses
-// in order, divided and written once. `lanes` is a constant, so the sums stay in registers.
+// in order, or times their weights, divided and written once. `lanes` and `weighted` are constants,
+// so the sums stay in registers.
 ECRM_INLINE Magnitudes sum_lanes(const Sums& s, int64_t first, int lanes, bool streamed,
-                                 Magnitudes largest) {
+                                 bool weighted, Magnitudes largest) {
   const int32_t last = s.starts[s.rows] - 1;
   for (int64_t row = 0; row < s.rows; ++row) {
     Floats sum[kMostLanes] = {};
@@ -23,7 +24,7 @@ ECRM_INLINE Magnitudes sum_lanes(const Sums& s, int64_t first, int lanes, bool s
       for (int lane = 0; lane < lanes; ++lane) {
         Floats value;
         memcpy(&value, from + lane * kFloats, sizeof value);
-        sum[lane] += value;
+        sum[lane] += weighted ? value * s.weights[s.order[use]] : value;
       }
     }
     float* to = s.out + row * s.out_stride + first;
@@ -48,8 +49,10 @@ static bool sum_rest(const Sums& s, int64_t first) {
     float* to = s.out + row * s.out_stride;
     for (int64_t d = first; d < s.dimension; ++d) {
       float sum = 0;
-      for (int32_t use = s.starts[row]; use < s.starts[row + 1]; ++use)
-        sum += value_of(s, s.order[use])[d];
+      for (int32_t use = s.starts[row]; use < s.starts[row + 1]; ++use) {
+        const float value = value_of(s, s.order[use])[d];
+        sum += s.weights == nullptr ? value : value * s.weights[s.order[use]];
+      }
       const float quotient = sum / s.divisor;
       int32_t bits;
       memcpy(&bits, &quotient, sizeof bits);
@@ -61,21 +64,21 @@ static bool sum_rest(const Sums& s, int64_t first) {
   return largest < kInfinity;
 }
 
-ECRM_INLINE bool sum_columns(const Sums& s, bool streamed) {
+ECRM_INLINE bool sum_columns(const Sums& s, bool streamed, bool weighted) {
   Magnitudes largest = {};
   int64_t first = 0;
   for (; first + kMostLanes * kFloats <= s.dimension; first += kMostLanes * kFloats)
-    largest = sum_lanes(s, first, 8, streamed, largest);
+    largest = sum_lanes(s, first, 8, streamed, weighted, largest);
   if (first + 4 * kFloats <= s.dimension) {
-    largest = sum_lanes(s, first, 4, streamed, largest);
+    largest = sum_lanes(s, first, 4, streamed, weighted, largest);
     first += 4 * kFloats;
   }
   if (first + 2 * kFloats <= s.dimension) {
-    largest = sum_lanes(s, first, 2, streamed, largest);
+    largest = sum_lanes(s, first, 2, streamed, weighted, largest);
     first += 2 * kFloats;
   }
   if (first + kFloats <= s.dimension) {
-    largest = sum_lanes(s, first, 1, streamed, largest);
+    largest = sum_lanes(s, first, 1, streamed, weighted, largest);
     first += kFloats;
   }
   bool finite = first == s.dimension || sum_rest(s, first);
@@ -89,8 +92,10 @@ static bool segment_sum(const Sums& given) {
   const int64_t bytes = 4 * kFloats;
   const bool aligned = reinterpret_cast<uintptr_t>(s.out) % bytes == 0 &&
                        s.out_stride * 4 % bytes == 0;
-  if (!aligned || s.rows * s.dimension * 4 < kStreamedBytes) return sum_columns(s, false);
-  const bool finite = sum_columns(s, true);
+  const bool weighted = s.weights != nullptr;
+  if (!aligned || s.rows * s.dimension * 4 < kStreamedBytes)
+    return weighted ? sum_columns(s, false, true) : sum_columns(s, false, false);
+  const bool finite = weighted ? sum_columns(s, true, true) : sum_columns(s, true, false);
   stream_end();
   return finite;
 }

@@ -10,7 +10,7 @@ from ecrm.kernels.unit_order import Uses
 
 
 def segment_sum(out: Tensor, uses: Uses, values: Tensor, divisor: float) -> bool:
-    """As in the package, with the values picked already."""
+    """As in the package, with the values picked and weighted already."""
     rows = torch.arange(len(out), device=out.device)
     out.zero_()
     counts = uses.starts.diff().long()

@@ -52,6 +52,49 @@ def test_equals_a_loop_in_the_order_of_uses(backend, dimension, features):
         assert torch.equal(sums.view(torch.int32), expected.view(torch.int32))
 
 
+@pytest.mark.parametrize("dimension", [1, 13, 16, 60, 128])
+def test_means_and_weighted_sums_have_the_bits_of_torch(backend, dimension):
+    random = torch.Generator().manual_seed(dimension)
+    lengths = torch.randint(0, 9, (8,), generator=random)
+    count = int(lengths.sum())
+    places = torch.randint(0, 7, (count,), generator=random)
+    values = torch.randn(7, dimension, generator=random)
+    values *= 10.0 ** torch.randint(-4, 5, (7, 1), generator=random)
+    weights = torch.randn(count, generator=random)
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    for rows in (values, _scattered(values)):
+        for mode, factors in (("mean", None), ("sum", weights)):
+            found = bag_sum(
+                rows, places, lengths, mean=mode == "mean", weights=factors, backend=backend
+            )
+            expected = torch.nn.functional.embedding_bag(
+                places,
+                values,
+                ends,
+                mode=mode,
+                per_sample_weights=factors,
+                include_last_offset=True,
+            )
+            assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    sides = bag_sum(values, places, lengths, 2, weights=weights, backend=backend)
+    alone = bag_sum(values, places, lengths, weights=weights, backend=backend)
+    assert torch.equal(sides, alone.view(2, 4, -1).transpose(0, 1).reshape(4, -1))
+
+
+def test_a_fused_sum_is_rounded_once(backend):
+    # the product is 2^-24 + 2^-70: one more than the middle of two floats, the middle in float64
+    one, other = 8384513.0, 8392705.0 * 2.0**-70
+    for sign in (1.0, -1.0):
+        sums = bag_sum(
+            torch.tensor([[sign] * 17, [sign * one] * 17]),
+            torch.tensor([0, 1]),
+            torch.tensor([2]),
+            weights=torch.tensor([1.0, other]),
+            backend=backend,
+        )
+        assert sums.tolist() == [[sign * (1 + 2.0**-23)] * 17]
+
+
 def test_nothing_to_do(backend):
     none = torch.empty(0, dtype=torch.int64)
     assert bag_sum(torch.empty(0, 5), none, none, 2, backend=backend).shape == (0, 10)
@@ -75,6 +118,9 @@ def test_rows_in_pieces_are_copied_to_one_place():
         ({"lengths": torch.tensor([1, -1])}, ValueError, r"lengths\[1\] is -1, outside 0..2"),
         ({"lengths": torch.tensor([1, 2])}, ValueError, "lengths of 3 uses in all, needed: 2"),
         ({"lengths": torch.tensor([1, 0])}, ValueError, "lengths of 1 uses in all, needed: 2"),
+        ({"weights": torch.ones(3)}, ValueError, r"weights has shape \[3\], needed: \[2\]"),
+        ({"weights": torch.ones(2), "mean": True}, ValueError, "a mean has no weights"),
+        ({"weights": torch.ones(2).double()}, TypeError, "weights are torch.float64"),
         ({"features": 3}, ValueError, "2 bags of 3 features, needed: a multiple"),
         ({"features": 0}, ValueError, "2 bags of 0 features, needed: a multiple"),
         ({"rows": torch.ones(2, 4).double()}, TypeError, "rows is torch.float64"),

@@ -54,6 +54,19 @@ def test_equals_a_loop_in_the_order_of_uses(backend, dimension, n, divisor):
         assert wide[:, 0].isnan().all() and wide[:, -1].isnan().all()
 
 
+@pytest.mark.parametrize("dimension", [3, 16, 130])
+def test_weighted_values_are_rounded_before_they_are_added(backend, dimension):
+    uses, values, picked, rows = _case(60, dimension)
+    weights = torch.randn(60, generator=torch.Generator().manual_seed(dimension))
+    expected = _looped(uses, values[picked] * weights.unsqueeze(1), 3.0)
+    out = torch.full((rows, dimension), math.nan)
+    assert segment_sum(out, uses, values, picked, 3.0, weights, backend=backend)
+    assert _same_bits(out, expected)
+    of_uses = values[:60].contiguous()
+    assert segment_sum(out, uses, of_uses, None, 1.0, weights, backend=backend)
+    assert _same_bits(out, _looped(uses, of_uses * weights.unsqueeze(1), 1.0))
+
+
 def test_sums_past_the_caches_are_those_of_two_passes(backend):
     """Enough rows for the sums to be streamed; the comparison has the operations of before."""
     uses, values, picked, rows = _case(9000, 128, most=6000)
@@ -94,6 +107,8 @@ def test_one_number_that_is_not_finite_is_found(backend, bad, place):
         ({"values": torch.ones(2, 5)}, ValueError, r"values has shape \[2, 5\], needed: \[2, 4\]"),
         ({"values": torch.ones(2, 4).double()}, TypeError, "values is torch.float64"),
         ({"picked": torch.tensor([0, 2])}, ValueError, r"picked\[1\] is 2, outside 0..1"),
+        ({"weights": torch.ones(1)}, ValueError, r"weights has shape \[1\], needed: \[2\]"),
+        ({"weights": torch.ones(2).double()}, TypeError, "weights are torch.float64"),
         ({"picked": torch.tensor([0])}, ValueError, r"picked has shape \[1\], needed: \[2\]"),
         ({"uses": ([0, 2], [0, 1])}, ValueError, r"starts has shape \[2\], needed: \[3\]"),
         ({"uses": ([0, 1, 2], [0, 2])}, ValueError, "uses are not 2 places in the order of 2"),

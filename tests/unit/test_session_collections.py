@@ -19,12 +19,14 @@ from torchrec import (
 )
 
 from ecrm.base.errors import DataError, StrayId, UsageError
+from ecrm.kernels.bag_sum import RowPieces
+from ecrm.kernels.pieces import Piece
 from ecrm.kernels.unit_order import unique_with_uses
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.tables.batch_rows import BatchRows, find_kjts
 from ecrm.tables.collections import EmbeddingBagCollection, EmbeddingCollection
-from ecrm.tables.pooling import pool
+from ecrm.tables.pooling import pool, reads_in_place
 from ecrm.tables.row_source import RowSource
 from support.fetching import a_batch, check_gradients, fetched_rows
 
@@ -652,6 +654,31 @@ def test_gradients_that_lie_apart_sum_up_as_those_in_one_piece(beside, mode, ids
         found.append(rows.grad)
     assert not part.is_contiguous() and found[0].isfinite().all()
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "weighted"])
+def test_bags_are_pooled_where_the_rows_lie(mode):
+    """The leaf holds NaN, so a read of the leaf shows; the sums are those of a filled leaf."""
+    ids, lengths = torch.tensor([3, 1, 3, 3, 2, 1]), torch.tensor([2, 0, 3, 1])
+    unique, places, uses = unique_with_uses(ids, 1)
+    weights = torch.tensor([0.5, -2.0, 3.0, 0.1, 7.0, -0.3]) if mode == "weighted" else None
+    kind = "sum" if mode == "weighted" else mode
+    values = torch.randn(len(unique), 8, generator=torch.Generator().manual_seed(1))
+    pieces = [Piece(values[[0]], 0, None, torch.tensor([0]))]
+    pieces.append(Piece(values, 0, torch.tensor([2, 1]), torch.tensor([2, 1])))
+    found = RowPieces(len(unique), 8, pieces)
+    filled, leaf = values.clone().requires_grad_(), torch.full_like(values, torch.nan)
+    assert reads_in_place(leaf.requires_grad_(), kind, weights)
+    expected = pool(filled, places, lengths, kind, weights)
+    bags = pool(leaf, places, lengths, kind, weights, uses=uses, found=found)
+    assert torch.equal(bags, expected) and not bags.isnan().any()
+    for each in (expected, bags):
+        (each * torch.arange(32.0).view(4, 8).div(7)).sum().backward()
+    assert torch.equal(leaf.grad, filled.grad)
+    if mode == "weighted":
+        assert not reads_in_place(leaf, kind, weights.requires_grad_())
+        assert not reads_in_place(leaf, "mean", weights.detach())
+    assert not reads_in_place(leaf.double(), kind, None)
 
 
 def test_gradients_left_for_later_are_those_of_backward_whoever_changes_its_own():
