@@ -225,8 +225,82 @@ def test_a_hole_of_a_second_between_two_hosts_costs_no_rank(train, undisturbed_l
     assert 0.5 < longest_step(run) < KEEP_ALIVE + 1
 
 
-CABLES = {"lose": (0.05, 0, 0), "delay": (0, 25, 10)}
-"""Of each host, in shares and milliseconds; two cables lie between two hosts."""
+def test_a_hole_of_ten_seconds_within_the_keep_alive_time_costs_no_rank(train, undisturbed_long):
+    training = train(3, ONE_LOST, "--keep-alive", "30")
+    training.wait_for_step(30)
+    training.hosts.part("h1", "h2")
+    time.sleep(10.0)
+    training.hosts.join("h1", "h2")
+    run = training.finish()
+    check(run, undisturbed_long, [])
+    print(f"longest step {longest_step(run):.3f} s")
+    assert 8 < longest_step(run) < 12
+
+
+def test_of_two_halves_that_do_not_hear_each_other_one_goes_on(train, undisturbed_long):
+    """Never both: the later half in the hosts file is dead before the other goes on."""
+    training = train(4, TWO_LOST)
+    training.wait_for_step(30)
+    for one in ("h1", "h2"):
+        for other in ("h3", "h4"):
+            training.hosts.part(one, other)
+    gone = [training.wait_until_empty(name, STANDSTILL) for name in ("h3", "h4")]
+    failure = training.wait_for(lambda event: event["event"] == "failure")
+    assert sorted(failure["ranks"]) == [2, 3, 6, 7]
+    resumed = training.wait_for(lambda event: event["event"] == "resumed")
+    assert max(gone) < resumed["time"]
+    check(training.finish(), undisturbed_long, [[2, 3, 6, 7]])
+
+
+def test_resets_in_recovery_rebuilding_and_checkpoints_cost_no_further_rank(
+    train, undisturbed_long
+):
+    """A rank is killed; all connections of hosts are reset again and again, till long after."""
+    sets = {**ONE_LOST, "checkpoint.every_steps": 10, "protection.rebuild_rows_per_step": 64}
+    training = train(3, sets, "--kill", "1@40:parity")
+    training.wait_for_step(30)
+    resets: list[float] = []
+    while training.process.poll() is None and len(resets) < 60:
+        for pair in (("h1", "h2"), ("h2", "h3"), ("h1", "h3")):
+            if training.hosts.reset(*pair, every=True):
+                resets.append(time.time())
+    run = training.finish()
+    check(run, undisturbed_long, [[1]])
+    (failure,), (rebuilt,) = run.events_of("failure"), run.events_of("rebuilt")[:1]
+    spans = {
+        "recovery": [(failure["time"] - 0.1, run.events_of("resumed")[0]["time"])],
+        "rebuilding": [(failure["time"], rebuilt["time"])],
+        "checkpoint": [
+            (event["time"] - event["seconds"], event["time"])
+            for event in run.events_of("checkpoint")
+        ],
+    }
+    for name, of in spans.items():
+        count = sum(first <= at <= last for at in resets for first, last in of)
+        print(f"{count} of {len(resets)} resets in {name}")
+        assert name == "recovery" or count, f"no reset in {name}"
+    print(f"longest step {longest_step(run):.3f} s")
+
+
+@pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
+def test_a_reset_of_the_ssh_connections_costs_no_rank_and_no_line(train, undisturbed_long):
+    training = train(3, ONE_LOST, by="ssh")
+    training.wait_for_step(30)
+    resets = [training.hosts.reset(name, "head", every=True) for name in training.hosts.names]
+    if not any(resets):
+        pytest.skip("this kernel does not end connections for ss --kill")
+    run = training.finish()
+    assert all(resets)
+    check(run, undisturbed_long, [])
+    assert longest_step(run) < 0.5 + usual_step(run)
+    assert "model_sha256" in run.output.partition("step")[2], run.output
+
+
+CABLES = {"lose": (0.05, 0, 0, 0), "delay": (0, 25, 10, 0), "slow": (0, 0, 0, 1250)}
+"""Of each host, in shares, milliseconds and bytes per millisecond: a hundredth of a gigabit.
+
+Two cables lie between two hosts.
+"""
 
 
 @pytest.mark.parametrize("bad", CABLES.values(), ids=CABLES)

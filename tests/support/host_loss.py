@@ -125,7 +125,7 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
         slots: int = 2,
         by: str = "",
         script: tuple[str, ...] = (),
-        bad: tuple[float, float, float] | None = None,
+        bad: tuple[float, float, float, float] | None = None,
     ) -> Training:
         hosts = ImitatedHosts(count, bad)
         all_hosts.append(hosts)

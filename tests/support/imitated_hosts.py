@@ -24,11 +24,11 @@ SECONDS = 20
 class ImitatedHosts:
     """Hosts h1 to hN; names of their namespaces and devices are used by no other process.
 
-    With `bad`, (share lost, milliseconds of delay, of jitter), the cable of each host is a process
-    (support/programs/cable.cpp): kernels need not have netem.
+    With `bad`, (share lost, milliseconds of delay, of jitter, and bytes per millisecond or 0), the
+    cable of each host is a process (support/programs/cable.cpp): kernels need not have netem.
     """
 
-    def __init__(self, count: int, bad: tuple[float, float, float] | None = None) -> None:
+    def __init__(self, count: int, bad: tuple[float, float, float, float] | None = None) -> None:
         self._bad = bad
         self._relays: list[subprocess.Popen[str]] = []
         self.names = [f"h{number}" for number in range(1, count + 1)]
@@ -129,10 +129,12 @@ class ImitatedHosts:
     def reset(self, name: str, other: str, every: bool = False) -> int:
         """Reset a TCP connection between processes of two hosts, or every one; returns how many.
 
+        `other` may be "head", the head machine.
+
         0 also for a kernel that does not do this (CONFIG_INET_DIAG_DESTROY).
         """
         ss = ("netns", "exec", self.namespace(name), "ss", "-tnH")
-        to_other = ("dst", self.address(other))
+        to_other = ("dst", self.head if other == "head" else self.address(other))
         lines = _ip(*ss, "state", "established", *to_other).splitlines()
         random.shuffle(lines)
         done = 0
@@ -145,7 +147,7 @@ class ImitatedHosts:
     def _cable(self, name: str) -> str:
         return f"ec{os.getpid()}{name}"
 
-    def _relay(self, name: str, bad: tuple[float, float, float]) -> None:
+    def _relay(self, name: str, bad: tuple[float, float, float, float]) -> None:
         """A cable that loses and delays; its far end is eth0 of the host."""
         far = f"ef{os.getpid()}{name}"
         words = [cable_program(), far, self._cable(name), *map(str, bad)]

@@ -1,7 +1,8 @@
 // A cable that loses and delays what it carries, between two TAP devices of this machine:
-//     cable DEVICE DEVICE LOSS DELAY JITTER
+//     cable DEVICE DEVICE LOSS DELAY JITTER [RATE]
 // LOSS is a share, DELAY and JITTER are milliseconds each way. Frames may overtake each other, as
-// the jitter wants. Says "ready" once both devices are there; they go with the process.
+// the jitter wants. RATE is in bytes per millisecond each way; frames behind 100 ms of others are
+// lost, as in a switch. Says "ready" once both devices are there; they go with the process.
 #include <fcntl.h>
 #include <linux/if.h>
 #include <linux/if_tun.h>
@@ -9,6 +10,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -35,9 +37,11 @@ static int device(const char* name) {
   return file;
 }
 
-int main(int, char** words) {
+int main(int count, char** words) {
   const int ends[2] = {device(words[1]), device(words[2])};
   const double loss = atof(words[3]), delay = atof(words[4]), jitter = atof(words[5]);
+  const double rate = count > 6 ? atof(words[6]) : 0;
+  double free_at[2] = {0, 0};
   std::mt19937 draw(1);
   std::uniform_real_distribution<double> share(0, 1);
   std::multimap<double, std::pair<int, std::string>> under_way;  // by arrival: end, frame
@@ -55,9 +59,15 @@ int main(int, char** words) {
     for (int end = 0; end < 2; ++end) {
       ssize_t size;
       while ((size = read(ends[end], frame, sizeof frame)) > 0)
-        if (share(draw) >= loss)
-          under_way.emplace(now() + delay + jitter * share(draw),
+        if (share(draw) >= loss) {
+          double sent = now();
+          if (rate > 0) {
+            if (free_at[end] > sent + 100) continue;
+            sent = free_at[end] = std::max(free_at[end], sent) + size / rate;
+          }
+          under_way.emplace(sent + delay + jitter * share(draw),
                             std::make_pair(1 - end, std::string(frame, size)));
+        }
     }
     while (!under_way.empty() && under_way.begin()->first <= now()) {
       const auto& [end, bytes] = under_way.begin()->second;
