@@ -185,6 +185,7 @@ class Recovery:
         Collective with the recovery of the ranks that have admitted this rank. Raises as `recover`
         does.
         """
+        self._state.transport.enter()
         self._newcomer = True
         self._state.begin_anew(self._state.protection.shape)
         self.recover(shrunk=True)

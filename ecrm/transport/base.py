@@ -221,6 +221,14 @@ class Transport(ABC):
         `PeerFailure`: ranks dying meanwhile are dropped too, or are found by the next call.
         """
 
+    def enter(self) -> None:
+        """On a rank that has `joined`, before any other call: wait until a shrink admits this rank.
+
+        Afterwards the rank is in the epoch of the shrink, as its other ranks are. A transport may
+        have admitted the rank before.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Leave the cluster; no method may be called afterwards.
@@ -301,6 +309,9 @@ class WrappedTransport(Transport):
 
     def shrink(self, admit: bool = False) -> None:
         self.inner.shrink(admit)
+
+    def enter(self) -> None:
+        self.inner.enter()
 
     def close(self) -> None:
         self.inner.close()

@@ -70,12 +70,14 @@ class Carrier:
         """Drop all messages, and begin anew with the ranks of `live`."""
         self._library.ecrm_carrier_begin_epoch(self._at, epoch, self._marks(live))
 
-    def lease(self, address: str, port: int, keep_alive: float) -> None:
+    def lease(self, address: str, port: int, keep_alive: float, last: int = 0) -> None:
         """Beat to the head from now on. Without answers, the process kills itself.
+
+        The numbers of beats are above `last`.
 
         Raises EcrmError if there is no way to the head.
         """
-        if not self._library.ecrm_carrier_lease(self._at, address.encode(), port, keep_alive):
+        if not self._library.ecrm_carrier_lease(self._at, address.encode(), port, keep_alive, last):
             raise EcrmError(f"cannot reach the head machine at {address} from {self.address}")
 
     def end_lease(self) -> None:

@@ -19,7 +19,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -38,6 +38,14 @@ LENT_BYTES = 1 << 16
 LOOK_SECONDS = 0.002
 """Time of a wait between two looks at the news of deaths."""
 JOIN_SECONDS = 60.0
+ENTER_SECONDS = 10.0
+"""The least time without a word of the head after which a newcomer gives up."""
+GIVEN_UP = "the head has given this process up"
+REFUSALS = {
+    "taken": "another process waits to be this rank: name another host, or end the other process",
+    "bye": "this rank has finished its work: the run is ending",
+}
+"""The reasons against a newcomer, by the last word of the head."""
 OTHER_FILES = 64
 """Open files of a rank beside a connection to each rank."""
 CLOSE_SECONDS = 2.0
@@ -53,6 +61,9 @@ class LinkTransport(PackedTransport):
     `dead` returns the ranks known to be dead from elsewhere, as from mpirun. A rank that the head
     fences, or that hears nothing of the head for too long, kills itself.
 
+    A process with a `life` joins a run under way, in the place of a lost rank. `enter` waits for
+    the epoch, and comes before any other call. `host` is the name of the process's host then.
+
     Not thread safe: a single thread makes all calls. A waiting call sleeps, and holds no GIL.
 
     Raises EcrmError if this rank cannot join, and UsageError if this host allows too few files.
@@ -64,6 +75,8 @@ class LinkTransport(PackedTransport):
         ranks: int,
         rendezvous: Rendezvous,
         dead: Callable[[], Collection[int]] = frozenset,
+        life: str = "",
+        host: str = "",
     ) -> None:
         super().__init__(ranks)
         _allow_files(ranks + OTHER_FILES)
@@ -77,8 +90,9 @@ class LinkTransport(PackedTransport):
         settings = Settings(beat=silence / 4, silence=silence, greet=silence / 2)
         identity = Identity(rendezvous.run, rendezvous.secret, rank)
         self._carrier = Carrier(identity, ranks, settings, address)
-        self._carrier.lease(*rendezvous.head, keep_alive)
-        self._member = Member(rank, [address, self._carrier.port], self._unheard_pause)
+        self.joined, self._head = bool(life), rendezvous.head
+        place = [address, self._carrier.port]
+        self._member = Member(rank, place, self._unheard_pause, life, host)
         self._socket = MemberSocket(
             self._member, rendezvous.run, rendezvous.secret, address, rendezvous.head
         )
@@ -86,7 +100,33 @@ class LinkTransport(PackedTransport):
         self._call_number, self._told_refused = 0, False
         self._next_look = self._next_unheard = 0.0
         self._lent: list[np.ndarray] = []
-        self._join(rendezvous.head)
+        self._places: dict[int, Any] = {}
+        if not life:
+            self._carrier.lease(*rendezvous.head, keep_alive)
+            self._join(rendezvous.head)
+
+    @property
+    def newcomers_wait(self) -> bool:
+        return self._member.waiting
+
+    def enter(self) -> None:
+        """As in `Transport`.
+
+        Raises EcrmError if the head is silent, or if this process is not wanted.
+        """
+        heard = time.monotonic()
+        while not self._member.begun():
+            self._socket.turn((), REPEAT_SECONDS)
+            told, self._member.told, now = self._member.told, "", time.monotonic()
+            heard = now if told else heard
+            why = GIVEN_UP if self._member.fenced else REFUSALS.get(told, "")
+            if now > heard + max(ENTER_SECONDS, self._keep_alive):
+                why = "the head of the run at {}:{} does not answer".format(*self._head)
+            if why:
+                raise EcrmError(f"rank {self.rank} cannot join the run: {why}")
+        # beats before the epoch would have no answer
+        self._carrier.lease(*self._head, self._keep_alive, self._member.beats)
+        self._begin_epoch()
 
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
         """As in `Transport`; a rank may see `PeerFailure` beside results on other ranks."""
@@ -111,7 +151,7 @@ class LinkTransport(PackedTransport):
         """
         while not self._member.begun():
             self._news()
-            self._member.want(self._known_dead)
+            self._member.want(self._known_dead, admit)
             self._socket.turn(self._unheard(), REPEAT_SECONDS / 5)
         self._begin_epoch()
 
@@ -161,13 +201,15 @@ class LinkTransport(PackedTransport):
                     f"rank {self.rank}: not all ranks have joined within {JOIN_SECONDS:.0f} s; "
                     f"the head is {head[0]}:{head[1]}"
                 )
-        for rank, place in enumerate(self._member.places):
-            if place is not None and rank != self.rank:
-                self._carrier.peer(rank, *place)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
         self.live = self._member.live
+        self._known_dead -= self._member.joined
+        for rank, place in enumerate(self._member.places):
+            if place is not None and rank != self.rank and self._places.get(rank) != place:
+                self._carrier.peer(rank, *place)
+                self._places[rank] = place
         self._carrier.begin_epoch(self._member.epoch, self.live)
         self._lent.clear()
         self._call_number = 0
@@ -257,7 +299,8 @@ class LinkTransport(PackedTransport):
         self._heed()
 
     def _news(self) -> None:
-        self._known_dead = self._known_dead.union(self._dead())
+        # mpirun tells of the first process of a rank for ever
+        self._known_dead = self._known_dead.union(self._dead()) - self._member.joined
         if self._member.fenced:
             self._die()
         now = time.monotonic()

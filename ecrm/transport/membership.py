@@ -20,11 +20,20 @@ comes. `ecrm.transport.membership_socket` carries the messages by UDP, out of re
 | new | head | the next epoch, and its members |
 | fence | head | this rank is no member: its process ends at once |
 | bye | head | this rank has left, and the others have gone on |
+| enter | newcomer | this process wants to be a lost rank, and listens at `at` on `host` |
+| wait | head | the newcomer waits for an epoch that admits ranks |
+| gone | watcher | the process of a rank that has joined is dead |
 
 A new epoch begins once all members of the epoch want it, except the dead and the members that have
 left. A fenced member counts as dead once its death is told, or once its lease is over. The lease of
 a member lasts 0.8 keep-alive times from the last beat with an answer; the head waits for a whole
 keep-alive time from this answer. A fenced member is therefore gone before others go on.
+
+A lost rank may join again, as a process with a *life*: a text of the process, in all messages of
+the process and in all messages to the process. The process of the start has the life "". An epoch
+admits the ranks that wait if all members of the epoch before want so. A rank joins one epoch after
+its death at the earliest, and once the lease of the process before is over for certain. Words of
+another life of a rank have no effect.
 
 The head is a single point of failure: its loss ends the run. To replace a lost head, the epoch, the
 members and the time of the last answers would have to be replicated.
@@ -43,6 +52,8 @@ LONGEST_JOIN_PAUSE = 1.0
 """The time before a member asks again to join doubles up to this time."""
 ASK_SECONDS = 0.25
 """Time between two looks of a waiting member at the state of the head."""
+ENTER_PATIENCE = 1.0
+"""The least seconds without a word after which a newcomer counts as gone."""
 GATHER = 0.25
 """Share of the keep-alive time from first pair to choice: a host may be in several pairs."""
 HEAD_PATIENCE = 1.0
@@ -87,13 +98,18 @@ class Head:
 
     def __init__(self, hosts: Sequence[str], keep_alive: float) -> None:
         """`hosts` has the host of each rank."""
-        self._hosts, self._keep_alive = hosts, keep_alive
+        self._hosts, self._keep_alive = list(hosts), keep_alive
         self._names = list(dict.fromkeys(hosts))
         self._place = [self._names.index(host) for host in hosts]
         self._places: dict[int, list[Any]] = {}
         self._answered: dict[int, float] = {}
         self._pairs: dict[tuple[int, int], list[float]] = {}
         self._wanting: set[int] = set()
+        self._admitting: set[int] = set()
+        self._waiting: dict[int, tuple[str, str, Any, float]] = {}
+        self._lives: dict[int, str] = {}
+        self._joins: Counter[int] = Counter()
+        self._now = 0.0
         self._departed: set[int] = set()
         self.epoch = 1
         self.live = set(range(len(hosts)))
@@ -102,16 +118,28 @@ class Head:
         self.fenced: set[int] = set()
         """Members of this epoch that must die, or are dead."""
         self.left: set[int] = set()
-        self.outbox: dict[tuple[int, str], Message] = {}
-        """At most one message of a kind to a rank: a later message replaces an earlier message."""
+        self.outbox: dict[tuple[int, str, str], Message] = {}
+        """At most one message of a kind to a life of a rank; a later message replaces it."""
         self.lines: list[str] = []
 
     def hear(self, now: float, message: Mapping[str, Any]) -> None:
         """Take a message of a member. A message of another form has no effect."""
         rank, epoch, kind = message.get("rank"), message.get("epoch"), message.get("is")
+        life, self._now = message.get("life", ""), now
         if not isinstance(rank, int) or not 0 <= rank < len(self._hosts):
             return
-        if rank in self._departed:
+        if not isinstance(life, str):
+            return
+        if kind == "enter" and life:
+            self._enter(rank, life, str(message.get("host")), message.get("at"))
+        elif kind == "gone":
+            if life and life == self._lives.get(rank):
+                self.died(now, [rank])
+            elif life and self._waiting.get(rank, ("",))[0] == life:
+                del self._waiting[rank]
+        elif life != self._lives.get(rank, ""):
+            self._say(rank, "fence", life)
+        elif rank in self._departed:
             self._say(rank, "bye")
         elif rank not in self.live or rank in self.fenced:
             self._say(rank, "fence")
@@ -120,12 +148,12 @@ class Head:
             self._join(now, rank, message.get("at"))
         elif epoch != self.epoch:
             if isinstance(epoch, int) and epoch < self.epoch:
-                self._say(rank, "new", live=sorted(self.live))
+                self._tell_epoch(rank)
         elif kind == "ask":
             self._tell_state(rank)
         elif kind == "want":
             self.died(now, _ranks(message.get("dead")))
-            self._want(rank)
+            self._want(rank, message.get("admit") is True)
         elif kind == "unheard":
             for peer in self.live.intersection(_ranks(message.get("peers"))) - {rank}:
                 pair = (min(rank, peer), max(rank, peer))
@@ -144,6 +172,7 @@ class Head:
 
     def died(self, now: float, ranks: Collection[int]) -> None:
         """The death of these ranks is certain."""
+        self._now = now
         new = self.live.intersection(ranks) - self.dead
         self.dead |= new
         self.fenced |= new
@@ -153,6 +182,7 @@ class Head:
 
     def tick(self, now: float) -> None:
         """Time has passed: leases end, and pairs of hosts that do not hear each other are cut."""
+        self._now = now
         late = HEAD_PATIENCE * self._keep_alive
         silent = {
             rank
@@ -183,7 +213,54 @@ class Head:
     def take(self) -> list[tuple[int, Message]]:
         """The messages to send, (rank, message), taken out of the outbox."""
         out, self.outbox = self.outbox, {}
-        return [(rank, message) for (rank, _), message in out.items()]
+        return [(rank, message) for (rank, *_), message in out.items()]
+
+    def _enter(self, rank: int, life: str, host: str, at: Any) -> None:
+        if life == self._lives.get(rank) and rank in self.live:
+            self._tell_epoch(rank)  # the word on the epoch was lost
+        elif life == self._lives.get(rank):
+            self._say(rank, "fence", life)
+        elif rank in self._departed:
+            self._say(rank, "bye", life)
+        else:
+            before = self._waiting.get(rank, (life, host, at, 0.0))
+            if before[0] == life or not self._waits(before[3]):
+                self._waiting[rank] = life, host, at, self._now
+                self._say(rank, "wait", life, lives=rank in self.live - self.dead)
+            else:
+                self._say(rank, "taken", life, host=before[1])
+
+    def _waits(self, heard: float) -> bool:
+        """Whether a newcomer heard at a time still waits."""
+        return self._now - heard < max(ENTER_PATIENCE, 0.5 * self._keep_alive)
+
+    def _ready(self) -> list[int]:
+        """The newcomers that the next epoch can admit."""
+        over = self._now - HEAD_PATIENCE * self._keep_alive
+        return sorted(
+            rank
+            for rank, (*_, heard) in self._waiting.items()
+            if rank not in self.live
+            and self._waits(heard)
+            and self._answered.get(rank, over) <= over
+        )
+
+    def _admit(self, rank: int) -> None:
+        """Make a newcomer a member of the epoch about to begin."""
+        life, host, at, _ = self._waiting.pop(rank)
+        if host not in self._names:
+            self._names.append(host)
+        self._hosts[rank], self._place[rank] = host, self._names.index(host)
+        self._lives[rank], self._places[rank], self._answered[rank] = life, at, self._now
+        self._joins[rank] += 1
+
+    def _tell_epoch(self, rank: int) -> None:
+        """Tell a member of the present epoch; after a join also the places of all members."""
+        more: dict[str, Any] = {}
+        if self._lives:
+            places = [self._places.get(each) for each in range(len(self._hosts))]
+            more = {"at": places, "joined": sorted(self._lives), "beats": self._joins[rank] << 32}
+        self._say(rank, "new", live=sorted(self.live), **more)
 
     def _join(self, now: float, rank: int, at: Any) -> None:
         self._answered.setdefault(rank, now)  # its lease began before
@@ -194,17 +271,19 @@ class Head:
                 self._say(each, "world", at=everybody)
 
     def _tell_state(self, rank: int) -> None:
-        self._say(
-            rank,
-            "state",
-            dead=sorted(self.dead),
-            left=sorted(self.left),
-            revoked=bool(self._wanting or self.fenced),
-        )
+        fields: dict[str, Any] = {
+            "dead": sorted(self.dead),
+            "left": sorted(self.left),
+            "revoked": bool(self._wanting or self.fenced),
+        }
+        if waiting := self._ready():
+            fields["waiting"] = waiting
+        self._say(rank, "state", **fields)
 
-    def _want(self, rank: int) -> None:
+    def _want(self, rank: int, admits: bool) -> None:
         first = not self._wanting
         self._wanting.add(rank)
+        self._admitting.update((rank,) if admits else ())
         if first:
             self._revoke()
         self._advance()
@@ -222,12 +301,15 @@ class Head:
         if not self._wanting or not staying <= self._wanting:
             return
         self._departed |= self.left
-        self.live = staying
+        newcomers = self._ready() if staying <= self._admitting else []
+        for rank in newcomers:
+            self._admit(rank)
+        self.live = staying.union(newcomers)
         self.epoch += 1
         self.dead, self.fenced, self.left = set(), set(), set()
-        self._wanting, self._pairs = set(), {}
+        self._wanting, self._admitting, self._pairs = set(), set(), {}
         for rank in sorted(self.live):
-            self._say(rank, "new", live=sorted(self.live))
+            self._tell_epoch(rank)
 
     def _choose(self) -> None:
         pairs = {
@@ -255,14 +337,17 @@ class Head:
         self._revoke()
         self._advance()
 
-    def _say(self, rank: int, kind: str, **fields: Any) -> None:
-        self.outbox[rank, kind] = {"is": kind, "epoch": self.epoch, **fields}
+    def _say(self, rank: int, kind: str, life: str | None = None, **fields: Any) -> None:
+        life = self._lives.get(rank, "") if life is None else life
+        more = {"life": life} if life else {}
+        self.outbox[rank, life, kind] = {"is": kind, "epoch": self.epoch, **more, **fields}
 
 
 class Phase(Enum):
     """The phases of a member."""
 
     JOINING = "join"
+    ENTERING = "enter"
     LIVE = "ask"
     WANTING = "want"
     LEAVING = "leave"
@@ -272,19 +357,37 @@ class Member:
     """One rank's knowledge of the run. `due` gives the messages to send."""
 
     def __init__(
-        self, rank: int, at: Sequence[Any], unheard_pause: float = MOST_UNHEARD_PAUSE
+        self,
+        rank: int,
+        at: Sequence[Any],
+        unheard_pause: float = MOST_UNHEARD_PAUSE,
+        life: str = "",
+        host: str = "",
     ) -> None:
-        """`at` is the place where this rank listens, for the other ranks."""
+        """`at` is the place where this rank listens, for the other ranks.
+
+        A process that joins a run under way has a `life`, and the name of its `host`.
+        """
         self.rank, self._at, self._unheard_pause = rank, list(at), unheard_pause
+        self._life, self._host = life, host
         self._next = self._next_unheard = 0.0
         self._join_pause = REPEAT_SECONDS
         self._told_dead: Collection[int] = ()
-        self.phase = Phase.JOINING
+        self.phase = Phase.ENTERING if life else Phase.JOINING
         self.epoch = 1
         self.live: tuple[int, ...] = ()
         self.places: list[Any] = []
         """The place of each rank, known once the member is LIVE; `None` for a dead rank."""
-        self._new: tuple[int, tuple[int, ...]] | None = None
+        self.joined: frozenset[int] = frozenset()
+        """Ranks with a process that has joined: the death of the process before counts no more."""
+        self.waiting = False
+        """Whether ranks wait to join."""
+        self.told = ""
+        """The last word of the head to a newcomer, with more words on the reason of a wait."""
+        self.beats = 0
+        """The number below the numbers of this process's beats."""
+        self._new: Message | None = None
+        self._admits = False
         self.revoked = self.fenced = self._released = False
         self.dead: frozenset[int] = frozenset()
         self.left: frozenset[int] = frozenset()
@@ -292,7 +395,12 @@ class Member:
     def hear(self, message: Mapping[str, Any]) -> None:
         """Take a message of the head. A late message has no effect."""
         kind, epoch = message.get("is"), int(message["epoch"])
-        if kind == "fence":
+        if message.get("life", "") != self._life:
+            return
+        if kind in ("wait", "taken", "bye") and self.phase is Phase.ENTERING:
+            lives = kind == "wait" and message.get("lives")
+            self.told = "lives" if lives else kind
+        elif kind == "fence":
             self.fenced = True
         elif kind == "bye":
             self._released = True
@@ -301,31 +409,38 @@ class Member:
             self.live = tuple(range(len(self.places)))
         elif kind == "new" and epoch > self.epoch:
             # in a call or in a shrink: the epoch begins once the program has left its call
-            self._new = (epoch, tuple(message["live"]))
+            self._new = dict(message)
             self.revoked = True
         elif epoch == self.epoch and kind == "revoke":
             self.revoked = True
         elif epoch == self.epoch and kind == "state":
             self.revoked = self.revoked or message["revoked"]
             self.dead, self.left = frozenset(message["dead"]), frozenset(message["left"])
+            self.waiting = bool(message.get("waiting"))
 
     def know(self, dead: Collection[int]) -> None:
         """These ranks are dead, as this rank has heard from elsewhere."""
         if set(dead) != set(self._told_dead):
             self._told_dead, self._next = sorted(dead), 0.0
 
-    def want(self, dead: Collection[int]) -> None:
-        """This rank has left its calls and wants the next epoch; `dead` as in `know`."""
+    def want(self, dead: Collection[int], admit: bool = False) -> None:
+        """This rank has left its calls and wants the next epoch; `dead` as in `know`.
+
+        With `admit` on all members, the epoch has the ranks that wait.
+        """
         if self.phase is not Phase.WANTING:
-            self.phase, self._next = Phase.WANTING, 0.0
+            self.phase, self._next, self._admits = Phase.WANTING, 0.0, admit
         self.know(dead)
 
     def begun(self) -> bool:
         """Whether the next epoch has begun; a member that wants the epoch is in it then."""
-        if self._new is None or self.phase is not Phase.WANTING:
+        if self._new is None or self.phase not in (Phase.WANTING, Phase.ENTERING):
             return False
-        (self.epoch, self.live), self._new = self._new, None
-        self.phase, self.revoked = Phase.LIVE, False
+        new, self._new = self._new, None
+        self.epoch, self.live = int(new["epoch"]), tuple(new["live"])
+        self.places = new.get("at", self.places)
+        self.joined, self.beats = frozenset(new.get("joined", ())), new.get("beats", 0)
+        self.phase, self.revoked, self.waiting = Phase.LIVE, False, False
         self.dead = self.left = frozenset()
         return True
 
@@ -346,18 +461,24 @@ class Member:
             self._next_unheard = now + self._unheard_pause
             said.append(self._message("unheard", peers=sorted(unheard)))
         if now >= self._next:
-            pauses = {Phase.JOINING: self._join_pause, Phase.LIVE: ASK_SECONDS}
+            pauses = {
+                Phase.JOINING: self._join_pause,
+                Phase.ENTERING: ASK_SECONDS,
+                Phase.LIVE: ASK_SECONDS,
+            }
             self._next = now + pauses.get(self.phase, REPEAT_SECONDS)
             self._join_pause = min(2 * self._join_pause, LONGEST_JOIN_PAUSE)
-            more = {
+            more: dict[Phase, dict[str, Any]] = {
                 Phase.JOINING: {"at": self._at, "dead": list(self._told_dead)},
-                Phase.WANTING: {"dead": list(self._told_dead)},
+                Phase.ENTERING: {"at": self._at, "host": self._host},
+                Phase.WANTING: {"dead": list(self._told_dead), "admit": self._admits},
             }
             said.append(self._message(self.phase.value, **more.get(self.phase, {})))
         return said
 
     def _message(self, kind: str, **fields: Any) -> Message:
-        return {"is": kind, "rank": self.rank, "epoch": self.epoch, **fields}
+        life = {"life": self._life} if self._life else {}
+        return {"is": kind, "rank": self.rank, "epoch": self.epoch, **life, **fields}
 
 
 def _ranks(value: Any) -> set[int]:

@@ -130,7 +130,7 @@ class HeadServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         self._socket.bind((address, 0))
         self._socket.setblocking(False)
-        self._where: dict[int, Any] = {}
+        self._where: dict[tuple[int, Any], Any] = {}
         self._beats: dict[int, int] = {}
         self._refused, self._passes = False, 0
         self._encoded: tuple[Mapping[str, Any], bytes] = {}, b""
@@ -189,7 +189,7 @@ class HeadServer:
             dead = message.get("dead")
             self._head.died(self._clock(), {*dead} if isinstance(dead, list) else ())
         elif isinstance(message.get("rank"), int):
-            self._where[message["rank"]] = sender
+            self._where[message["rank"], str(message.get("life", ""))] = sender
             self._head.hear(self._clock(), message)
         return True
 
@@ -211,11 +211,12 @@ class HeadServer:
 
     def _send(self) -> None:
         for rank, message in self._head.take():
-            if rank in self._where:
+            to = self._where.get((rank, message.get("life", "")))
+            if to is not None:
                 if message != self._encoded[0]:  # the places of all ranks go to all ranks alike
                     self._encoded = message, _text_of(self._run, message)
                 proved = sealed(secret_to(self._secret, rank), self._encoded[1])
-                self._send_to(proved, self._where[rank])
+                self._send_to(proved, to)
         for line in self._head.lines:
             self._say(f"ecrm: {line}")
         self._head.lines.clear()

@@ -206,11 +206,12 @@ class SharedMemory:
         return self._of.get(rank)
 
     def keep(self, live: Collection[int]) -> None:
-        """Note a shrink: forget the memory of ranks outside `live`.
+        """Note a shrink: forget the memory of ranks outside `live`, and share with them no more.
 
         The memory goes once unused in this process.
         """
         self._of = {rank: memory for rank, memory in self._of.items() if rank in live}
+        self.readers = self.readers.intersection(live)
         if self._own is not None:
             self._own.shrunk()
 

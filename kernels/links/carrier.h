@@ -58,8 +58,9 @@ inline double lease_now() { return clock_now(CLOCK_BOOTTIME); }
 // What a rank may do for as long: it is renewed by answers of the head. Without I/O.
 class Lease {
  public:
-  Lease(double keep_alive, double now)
-      : patience_(kLeaseShare * keep_alive), pause_(kBeatShare * keep_alive), known_(now) {}
+  Lease(double keep_alive, double now, uint64_t last)
+      : patience_(kLeaseShare * keep_alive), pause_(kBeatShare * keep_alive), known_(now),
+        number_(last) {}
   // The number of a beat to send; 0: none is due.
   uint64_t beat(double now) {
     if (now < due_) return 0;
@@ -78,7 +79,7 @@ class Lease {
 
  private:
   double patience_, pause_, known_, due_ = 0;
-  uint64_t number_ = 0;
+  uint64_t number_;
   std::map<uint64_t, double> sent_;
 };
 
@@ -146,8 +147,9 @@ class Carrier {
     }
     progress(0);
   }
-  // Beats to the head from now on, at the cost of this process where it does not answer.
-  bool lease(const char* address, int port, double keep_alive) {
+  // Beats to the head from now on, at the cost of this process where it does not answer. Numbers
+  // of beats are above `last`: the beats of an earlier process with this rank are below.
+  bool lease(const char* address, int port, double keep_alive, uint64_t last) {
     std::lock_guard<std::mutex> lock(lock_);
     sockaddr_in there{};
     there.sin_family = AF_INET;
@@ -157,7 +159,7 @@ class Carrier {
         bind(beats_, address_of(own_), sizeof own_) != 0 ||
         connect(beats_, address_of(there), sizeof there) != 0)
       return false;
-    lease_.reset(new Lease(keep_alive, lease_now()));
+    lease_.reset(new Lease(keep_alive, lease_now(), last));
     watch(beats_, EPOLLIN, kBeatSocket, EPOLL_CTL_ADD);
     return true;
   }

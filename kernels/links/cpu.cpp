@@ -150,8 +150,9 @@ ECRM_ENTRY int ecrm_carrier_peer(Carrier* c, uint32_t peer, const char* address,
 ECRM_ENTRY void ecrm_carrier_begin_epoch(Carrier* c, uint64_t epoch, const uint8_t* live) {
   c->begin_epoch(epoch, live);
 }
-ECRM_ENTRY int ecrm_carrier_lease(Carrier* c, const char* address, int port, double keep_alive) {
-  return c->lease(address, port, keep_alive);
+ECRM_ENTRY int ecrm_carrier_lease(Carrier* c, const char* address, int port, double keep_alive,
+                                  uint64_t last) {
+  return c->lease(address, port, keep_alive, last);
 }
 ECRM_ENTRY void ecrm_carrier_end_lease(Carrier* c) { c->end_lease(); }
 ECRM_ENTRY void ecrm_carrier_watch(Carrier* c, int fd) { c->watch_too(fd); }

@@ -184,3 +184,68 @@ def test_a_rank_that_is_alone_with_the_head_says_where_the_head_is(
         match=f"rank 0: not all ranks have joined within 0 s; the head is {address}:{port}",
     ):
         LinkTransport(0, 2, rendezvous)
+
+
+def test_a_rank_that_was_lost_joins_again_and_again(rendezvous: Rendezvous) -> None:
+    lives, short = 3, 0.5
+    server = HeadServer(
+        Head(["h1", "h1"], short), rendezvous.run, rendezvous.secret, "127.0.0.1", print
+    )
+    here = Rendezvous(rendezvous.run, rendezvous.secret, server.place, short)
+
+    def stays() -> object:
+        transport, seen, sums, deadline = LinkTransport(0, 2, here), [], [], time.monotonic() + 30
+        while len(sums) < lives or len(transport.live) == 2:
+            assert time.monotonic() < deadline
+            try:
+                came = transport.exchange({rank: [torch.ones(3)] for rank in transport.live})
+                if len(came) == 2 and len(sums) < seen.count((0, 1)) + 1:
+                    sums.append(float(came[1][0].sum()))
+                transport.agree(True)
+                if transport.newcomers_wait:
+                    transport.shrink(admit=True)
+                    seen.append(transport.live)
+            except PeerFailure:
+                transport.shrink()
+                seen.append(transport.live)
+        transport.close()
+        return seen, sums
+
+    def comes_and_goes() -> object:
+        for life in range(lives):
+            transport = LinkTransport(
+                1, 2, here, life=f"life {life}" if life else "", host="h1" if life else ""
+            )
+            assert transport.joined == bool(life)
+            if life:
+                transport.enter()
+            assert transport.live == (0, 1)
+            for _ in range(3):
+                transport.exchange({0: [torch.full((3,), 1.0 + life)]})
+                transport.agree(True)
+            transport._carrier.end_lease()  # as a death, but for the process
+            transport._carrier.close()
+            transport._socket.close()
+            server.died([1])
+        return None
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(stays), pool.submit(comes_and_goes)]
+        (seen, sums), _ = (job.result(40) for job in jobs)
+    server.close()
+    assert seen == [(0,), (0, 1)] * (lives - 1) + [(0,)]
+    assert sums == [3.0, 6.0, 9.0]
+
+
+def test_a_newcomer_that_hears_nothing_of_the_head_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "ENTER_SECONDS", 0.3)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        there = Rendezvous(b"r" * 16, b"s" * 32, nobody.getsockname(), 0.2)
+        newcomer = LinkTransport(1, 2, there, life="a", host="h1")
+        with pytest.raises(EcrmError, match="rank 1 cannot join the run: the head .* not answer"):
+            newcomer.enter()
+        newcomer._carrier.close()
+        newcomer._socket.close()

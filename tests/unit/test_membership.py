@@ -34,6 +34,8 @@ class Run:
         """Pairs of hosts that do not hear each other."""
         self.parted_since: dict[frozenset[str], float] = {}
         self.known_dead: dict[int, set[int]] = {rank: set() for rank in self.members}
+        self.lives: dict[int, list[float]] = {}
+        """The times at which processes wanted to be a rank again."""
         self._events: list = []
         self._count = itertools.count()
         for rank in self.members:
@@ -58,11 +60,19 @@ class Run:
         if member.fenced or self.now > self.lease[rank] + LEASE:
             self.kill(rank)
             return
+        self.known_dead[rank] -= member.joined
+        enters = member.phase is Phase.ENTERING
         if member.phase is Phase.LIVE and (member.revoked or self.known_dead[rank]):
-            member.want(self.known_dead[rank])
-        elif member.phase is Phase.WANTING:
-            member.want(self.known_dead[rank])
+            member.want(self.known_dead[rank], admit=True)
+        elif member.phase is Phase.LIVE and member.waiting:
+            member.want((), admit=True)  # as after a commit
+        elif member.phase in (Phase.WANTING, Phase.ENTERING):
+            if not enters:
+                member.want(self.known_dead[rank], admit=True)
             if member.begun():
+                if enters:
+                    self.lease[rank] = self.now
+                    self._later(0.0, self._beat, rank)
                 assert self.epochs.setdefault(member.epoch, member.live) == member.live
                 self.began.setdefault(member.epoch, self.now)
                 self.known_dead[rank] &= set(member.live)
@@ -108,6 +118,14 @@ class Run:
     def kill(self, rank: int) -> None:
         self.alive.discard(rank)
         self.died_at.setdefault(rank, self.now)
+
+    def comes_back(self, rank: int, life: str) -> None:
+        """A new process wants to be a rank."""
+        self.members[rank] = Member(rank, ["10.0.0.2", rank], life=life, host=self.hosts[rank])
+        self.lives.setdefault(rank, []).append(self.now)
+        self.alive.add(rank)
+        self.lease[rank] = self.now + 1e6  # begins with the epoch
+        self._later(0.0, self._act, rank)
 
     def mpirun_tells(self, dead: int) -> None:
         """Each rank hears of the death at another time."""
@@ -440,3 +458,99 @@ def test_a_late_word_on_an_epoch_does_not_begin_it_again() -> None:
 )
 def test_as_few_hosts_as_can_be_are_given_up_the_last_first(pairs, gone):
     assert chosen(pairs) == gone
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(4))
+def test_lost_ranks_come_back_one_after_another(seed: int, loss: float) -> None:
+    run = joined(HOSTS, seed, loss)
+    everybody = set(range(6))
+    for number, rank in enumerate([2, 5, 2, 0, 2]):
+        run.kill(rank)
+        run.died_at[rank] = run.now
+        if number == 0 or rank not in run.lives:
+            run.mpirun_tells(rank)  # of the first process only
+        run.run(lambda: run.all_in(2, everybody - {rank}), 4 * KEEP_ALIVE)
+        gone, epoch = run.now, run.head.epoch
+        run.comes_back(rank, f"life {number}")
+        run.run(lambda: run.all_in(epoch + 1, everybody), 6.0)
+        assert run.now - gone < KEEP_ALIVE + 4.0
+        assert all(member.places[rank] == ["10.0.0.2", rank] for member in run.members.values())
+    assert run.head.live == everybody == run.alive
+    end = run.now + 3 * KEEP_ALIVE
+    run.run(lambda: run.now > end, 4 * KEEP_ALIVE)  # and stay
+    assert run.head.live == everybody == run.alive
+
+
+def test_a_rank_that_lives_is_waited_for_and_a_second_newcomer_is_refused() -> None:
+    head = joined_head(2)
+    enter = {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]}
+    head.hear(0.1, enter)
+    wait = {"is": "wait", "epoch": 1, "life": "a", "lives": True}
+    assert head.take() == [(1, wait)]
+    head.hear(0.2, {**enter, "life": "b"})
+    assert [message["is"] for _, message in head.take()] == ["taken"]
+    for rank in (0, 1):
+        head.hear(0.3, {"is": "want", "rank": rank, "epoch": 1, "dead": [], "admit": True})
+    assert head.live == {0, 1}
+    assert "life" not in head.take()[0][1], "the old process goes on"
+    head.hear(9.0, {**enter, "life": "b"})  # nothing was heard of the other for a while
+    assert [message["is"] for _, message in head.take()] == ["wait"]
+
+
+@pytest.mark.parametrize("admits", [(True, True), (True, False)])
+def test_a_newcomer_joins_only_if_all_members_want_so(admits: tuple[bool, bool]) -> None:
+    head = joined_head(3)
+    head.died(0.0, [2])
+    for rank in (0, 1):
+        head.hear(0.0, {"is": "want", "rank": rank, "epoch": 1, "dead": [2], "admit": True})
+    assert (head.epoch, head.live) == (2, {0, 1})
+    head.hear(5.0, {"is": "enter", "rank": 2, "life": "a", "host": "h9", "at": ["10.0.0.9", 2]})
+    head.hear(5.0, {"is": "ask", "rank": 0, "epoch": 2})
+    assert [message.get("waiting") for _, message in head.take() if message["is"] == "state"] == [
+        [2]
+    ]
+    for rank, admit in enumerate(admits):
+        head.hear(5.1, {"is": "want", "rank": rank, "epoch": 2, "dead": [], "admit": admit})
+    assert (head.epoch, head.live) == (3, {0, 1, 2} if all(admits) else {0, 1})
+    told = {message["is"]: message for rank, message in head.take() if rank == 2}
+    assert ("new" in told) == all(admits)
+    if all(admits):
+        assert told["new"]["at"][2] == ["10.0.0.9", 2] and told["new"]["joined"] == [2]
+        assert told["new"]["beats"] == 1 << 32
+
+
+def test_a_number_does_not_come_back_before_the_lease_of_the_dead_is_over() -> None:
+    """A rank may live for a while after mpirun has told of its death."""
+    head = joined_head(2)
+    assert head.beat(1.0, 1)
+    head.died(1.1, [1])
+    head.hear(1.1, {"is": "want", "rank": 0, "epoch": 1, "dead": [1], "admit": True})
+    enter = {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]}
+    for now, epoch, live in ((1.2, 2, {0}), (1.0 + 1.01 * KEEP_ALIVE, 3, {0, 1})):
+        head.hear(now, enter)
+        head.hear(now, {"is": "want", "rank": 0, "epoch": epoch, "dead": [], "admit": True})
+        assert (head.epoch, head.live) == (epoch + 1, live)
+
+
+def test_words_of_an_earlier_process_of_a_rank_have_no_effect() -> None:
+    head = joined_head(2)
+    head.died(0.0, [1])
+    head.hear(0.0, {"is": "want", "rank": 0, "epoch": 1, "dead": [1], "admit": True})
+    head.hear(5.0, {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]})
+    head.hear(5.0, {"is": "want", "rank": 0, "epoch": 2, "dead": [], "admit": True})
+    head.take()
+    for late in (
+        {"is": "want", "rank": 1, "epoch": 3, "dead": [0]},
+        {"is": "leave", "rank": 1, "epoch": 3},
+        {"is": "want", "rank": 0, "epoch": 1, "dead": [1]},
+        {"is": "gone", "rank": 1, "epoch": 3, "life": "b"},
+    ):
+        head.hear(5.1, late)
+        assert (head.epoch, head.live, head.dead) == (3, {0, 1}, set())
+    assert (1, {"is": "fence", "epoch": 3}) in head.take(), "for the earlier process alone"
+    member = Member(1, ["10.0.0.2", 1], life="a")
+    member.hear({"is": "fence", "epoch": 3})
+    assert not member.fenced
+    head.hear(5.2, {"is": "gone", "rank": 1, "epoch": 3, "life": "a"})
+    assert head.dead == {1}
