@@ -123,9 +123,9 @@ class Lookup:
     def requests(self) -> Outbox:
         """The requests of this rank's slots to shards, and `soon` rows to rebuilding shards."""
         outgoing = self.slot_side.requests()
-        outgoing.spreads += [
-            to_all(outgoing.ranks, (MARK, slot, digest)) for slot, digest in self._marks.items()
-        ]
+        ranks = outgoing.ranks
+        for slot, digest in self._marks.items():
+            outgoing.spread(to_all(ranks, (MARK, slot, digest)))
         for rank, tensors in (
             soon_requests(self._soon, self._context.layouts, self._context.view).items()
             if self._soon is not None

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from ecrm.transport import wire
+from ecrm.transport import outbox, wire
 from ecrm.transport.base import WORD_BITS, Transport
 from ecrm.transport.inbox import Inbox, Packed
 from ecrm.transport.message import Part, Picked, Received
@@ -75,10 +75,10 @@ class PackedTransport(Transport):
 
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> Mapping[int, list[Received]]:
         """As in `Transport`."""
-        outbox = outgoing if isinstance(outgoing, Outbox) else Outbox.of(outgoing)
+        messages = outgoing if isinstance(outgoing, Outbox) else Outbox.of(outgoing)
         place_of = np.full(self._ranks, -1)
         place_of[np.array(self.live)] = np.arange(len(self.live))
-        if strangers := outbox.ranks_without(place_of):
+        if strangers := messages.ranks_without(place_of):
             raise ValueError(
                 f"exchange with ranks {strangers}, which are not live; live are {self.live}"
             )
@@ -86,7 +86,7 @@ class PackedTransport(Transport):
         others = [rank for rank in self.live if rank != self.rank]
         of_others = place_of - (place_of > me)
         of_others[self.rank] = -1
-        lists = [outbox.single.get(rank, ()) for rank in others]
+        lists = [messages.single.get(rank, ()) for rank in others]
         shared = [self._places_shared(rank, tensors) for rank, tensors in zip(others, lists)]
         places = [
             [place for place in wire.places_of(tensors, wire.APART_BYTES) if place not in there][
@@ -94,7 +94,7 @@ class PackedTransport(Transport):
             ]
             for tensors, there in zip(lists, shared)
         ]
-        spreads = [self._addressed(spread, of_others) for spread in outbox.spreads]
+        spreads = [self._addressed(spread, of_others) for spread in messages.spreads]
         packed = wire.pack_all(lists, places, shared, self._scratch_of, spreads)
         shared_bytes = sum(
             wire.spared(parts[place]) for parts, there in zip(lists, shared) for place in there
@@ -105,9 +105,9 @@ class PackedTransport(Transport):
             [wire.bytes_of(parts[place]) for place in chosen]
             for parts, chosen in zip(lists, places)
         ]
-        mine = outbox.single.get(self.rank, ())
+        mine = messages.single.get(self.rank, ())
         of_me = np.where(place_of == me, 0, -1)
-        to_me = [self._addressed(spread, of_me) for spread in outbox.spreads]
+        to_me = [self._addressed(spread, of_me) for spread in messages.spreads]
         packed[me:me] = wire.pack_all(
             [mine], [()], [self._places_shared(self.rank, mine)], spreads=to_me
         )
@@ -132,6 +132,12 @@ class PackedTransport(Transport):
         self.sent_bytes += sum(wire.padded(len(memory)) for some in apart for memory in some)
         came = self._deliver(kind, packed, apart)
         self._shared_memory.completed()
+        if len(came) < outbox.MANY:
+            return {
+                rank: wire.unpack(words, memory, self._memory_of(rank))
+                for rank, (words, memory) in came.items()
+                if words.size
+            }
         words, memory = zip(*came.values())
         return Inbox(Packed(list(came), list(words), list(memory), self._memory_of))
 

@@ -12,6 +12,7 @@ import torch
 from ecrm.placement.assignment import initial_view
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.protection.routing import DENSE, MARK, REPAIR, ROWS, FoundRows, SlotRequests, StepReplies
+from ecrm.transport import outbox as outbox_module
 from ecrm.transport import wire
 from ecrm.transport.inbox import Inbox, Packed
 from ecrm.transport.message import Part, Picked, Received
@@ -20,6 +21,12 @@ from ecrm.transport.packed import PackedTransport
 from ecrm.transport.piggyback import exchange
 
 RANKS, WIDTH = 7, 6
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays for few ranks, too."""
+    monkeypatch.setattr(outbox_module, "MANY", 1)
 
 
 class Carried(PackedTransport):
@@ -68,7 +75,7 @@ def _outbox(source: torch.Tensor, seed: int) -> Outbox:
         heads = random.integers(-5, 5, (len(live), 4))
         spreads.append(Spread(np.array(live), heads, counts, payload))
     outbox = Outbox(spreads)
-    outbox.spreads.append(to_all(outbox.ranks, (MARK, 0, 1 << 62)))
+    outbox.spread(to_all(outbox.ranks, (MARK, 0, 1 << 62)))
     outbox.add(3, (DENSE, 1), torch.arange(3.0))
     outbox.add(0, torch.arange(5, dtype=torch.uint8), Picked(source, torch.tensor([1, 0])))
     return outbox
@@ -94,6 +101,19 @@ def test_the_wire_has_the_bytes_of_the_same_parts_as_objects(seed, readers):
         assert _told(parts) == _told(plain[rank]) == _told(lists[rank])
     shared = any(isinstance(part, Picked) for parts in came.values() for part in parts)
     assert shared == (transport.shared_memory.offset(source) is not None)
+
+
+def test_few_ranks_get_the_same_bytes_by_objects(monkeypatch):
+    transport = Carried((0, 4))
+    spreads = _outbox(transport.allocate_shared(40, WIDTH), 5).spreads
+    sent = []
+    for many in (1, 100):
+        monkeypatch.setattr(outbox_module, "MANY", many)
+        outbox = Outbox(spreads)
+        came = transport.exchange(outbox)
+        assert bool(outbox.spreads) == isinstance(came, Inbox) == (many == 1)
+        sent.append({rank: words.tobytes() for rank, words in transport.packed.items()})
+    assert sent[0] == sent[1] and any(sent[0].values())
 
 
 def test_a_receiver_that_is_not_live_is_refused_before_anything_is_sent():
