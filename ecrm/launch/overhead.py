@@ -123,3 +123,32 @@ def seconds_to_loss(
         step = (1.0 + heals * step) / dies  # mean time from `lost` to `lost` + 1 servers at once
         total += step
     return total
+
+
+def fatal_choices(servers: int, k: int, m: int) -> int:
+    """Number of choices of m + 1 servers, with a shard each, that hold units of one stripe.
+
+    A stripe lies on k + m successive shards of the circle of shards: a choice is fatal if a gap
+    between two chosen shards passes over all shards outside of some stripe.
+    """
+    gap = servers - (k + m) + 1
+    ways, sign = 0, 1
+    for wide in range(1, m + 2):
+        left = servers - wide * (gap - 1) - 1
+        if left < m:
+            break
+        ways += sign * math.comb(m + 1, wide) * math.comb(left, m)
+        sign = -sign
+    return servers * ways // (m + 1)
+
+
+def seconds_to_stripe_loss(
+    servers: int, k: int, m: int, server_mtbf_seconds: float, rebuild_seconds: float
+) -> float:
+    """Mean seconds until more than m servers with units of one stripe are lost at once.
+
+    The assumptions are those of `seconds_to_loss`. Each fatal choice of servers is a chain by
+    itself, and the rates of all choices are summed: to first order, and too short if anything.
+    """
+    of_choice = seconds_to_loss(m + 1, m, server_mtbf_seconds, rebuild_seconds)
+    return of_choice / fatal_choices(servers, k, m)

@@ -21,7 +21,7 @@ from ecrm.launch.overhead import (
     best_interval,
     of_checkpoints,
     of_erasure,
-    seconds_to_loss,
+    seconds_to_stripe_loss,
 )
 from ecrm.protection.kinds import MOST_UNITS
 from ecrm.protection.rebuild_pace import most_rows
@@ -142,7 +142,7 @@ def candidate(model: Model, given: Planned, k: int, m: int) -> Candidate:
     config, server, records = _server(model, given, k, m)
     traffic = server.undo * m / (1 + m) / config.protection.commit_interval
     shard = (server.rows + server.parity) or 1
-    rebuild = rebuild_seconds(records, shard / (records or 1), k, config, given)
+    rebuild = rebuild_seconds(records, shard / (records or 1), config, given)
     table_bytes = server.rows * given.servers
     cluster = ClusterModel(table_bytes, given.servers, given.mtbf_seconds, given.network_bytes)
     measured = replace(COSTS, extra=m / k, rebuild_bytes_per_second=shard / rebuild)
@@ -156,7 +156,7 @@ def candidate(model: Model, given: Planned, k: int, m: int) -> Candidate:
         steady=(max(min(costs), on_wire), max(max(costs), on_wire)),
         failures=of_erasure(cluster, measured).failures,
         rebuild_seconds=rebuild,
-        loss_seconds=seconds_to_loss(given.servers, m, given.mtbf_seconds, rebuild),
+        loss_seconds=seconds_to_stripe_loss(given.servers, k, m, given.mtbf_seconds, rebuild),
     )
 
 
@@ -165,15 +165,15 @@ def _on_wire(traffic: float, given: Planned) -> float:
     return traffic / given.network_bytes / given.step_seconds
 
 
-def rebuild_seconds(rows: float, record: float, k: int, config: Config, given: Planned) -> float:
+def rebuild_seconds(rows: float, record: float, config: Config, given: Planned) -> float:
     """Seconds until the `rows` of a lost shard, data and parity of `record` bytes, are back.
 
-    Each step rebuilds as many rows as RebuildPace allows at most. Each row takes k rows from the
-    network, within the share of time for rebuilding.
+    Each step rebuilds as many rows as RebuildPace allows at most. Survivors decode the rows, so the
+    new host gets each row once from the network, within the share of time for rebuilding.
     """
     protection = config.protection
     most = most_rows(protection.rebuild_rows_per_step, math.ceil(record))
-    by_network = rows * record * k / given.network_bytes / protection.rebuild_share
+    by_network = rows * record / given.network_bytes / protection.rebuild_share
     return max(rows / most * given.step_seconds, by_network)
 
 
@@ -207,8 +207,8 @@ def in_words(model: Model, given: Planned) -> list[str]:
         *_table(found, given),
         "memory: a server's host once every row is updated; traffic: parity sent by a server in a",
         "step, at most; steady: share of time for parity, of the measured models; failures: share",
-        "of time lost to failures; data loss: mean time until more than m servers are lost at",
-        "once, supposing that a spare replaces each dead server",
+        "of time lost to failures; data loss: mean time until more than m servers with units of",
+        "one stripe are lost at once, supposing that a spare replaces each dead server",
     ]
     interval = best_interval(cluster)
     cost = of_checkpoints(cluster, interval, COSTS)

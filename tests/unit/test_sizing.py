@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import sys
@@ -24,8 +25,10 @@ from ecrm.launch.overhead import (
     MEASURED,
     ClusterModel,
     Overhead,
+    fatal_choices,
     of_checkpoints,
     seconds_to_loss,
+    seconds_to_stripe_loss,
 )
 from ecrm.launch.sizing import (
     SAFE_SECONDS,
@@ -40,6 +43,7 @@ from ecrm.launch.sizing import (
     rebuild_seconds,
 )
 from ecrm.launch.sizing import recommended as recommend
+from ecrm.placement.stripes import StripeShape
 from ecrm.run.surveyed import Survey
 from support.benchmarking import BENCHMARKS, program, read
 from support.commands import assert_one_line, ecrm
@@ -184,7 +188,7 @@ def test_rebuilding_takes_as_long_as_measured(rows, regime, contender):
     shard = median(rows, regime, contender, "rows_bytes") / 5 * (1 + 1 / k)
     step = median(rows, regime, contender, "step_ms") / 1e3
     given = Planned(5, 1, 1e12, 1, step)
-    predicted = rebuild_seconds(shard / record, record, k, _rebuilding(1), given)
+    predicted = rebuild_seconds(shard / record, record, _rebuilding(1), given)
     assert predicted == pytest.approx(median(rows, regime, contender, "whole_after_s"), rel=0.25)
 
 
@@ -195,15 +199,15 @@ def _rebuilding(share, rows=4096):
 
 def test_a_slow_network_slows_rebuilding():
     fast, slow = (Planned(5, 1, network, 1, 0.1) for network in (1e12, 1e6))
-    assert rebuild_seconds(4096, 264, 4, _rebuilding(0.5), fast) == pytest.approx(0.1)
-    bytes_ = 4096 * 264 * 4
-    assert rebuild_seconds(4096, 264, 4, _rebuilding(1), slow) == pytest.approx(bytes_ / 1e6)
-    assert rebuild_seconds(4096, 264, 4, _rebuilding(0.1), slow) == pytest.approx(bytes_ / 1e5)
+    assert rebuild_seconds(4096, 264, _rebuilding(0.5), fast) == pytest.approx(0.1)
+    bytes_ = 4096 * 264
+    assert rebuild_seconds(4096, 264, _rebuilding(1), slow) == pytest.approx(bytes_ / 1e6)
+    assert rebuild_seconds(4096, 264, _rebuilding(0.1), slow) == pytest.approx(bytes_ / 1e5)
 
 
 def test_without_a_bound_of_rows_a_step_takes_64_mib():
     given = Planned(5, 1, 1e15, 1, 0.1)
-    assert rebuild_seconds((1 << 30) / 256, 256, 4, _rebuilding(1, 0), given) == pytest.approx(1.6)
+    assert rebuild_seconds((1 << 30) / 256, 256, _rebuilding(1, 0), given) == pytest.approx(1.6)
 
 
 @pytest.mark.parametrize(("survived", "rebuild"), [(0, 1.0), (1, 20.0), (2, 40.0)])
@@ -219,6 +223,36 @@ def test_the_time_to_data_loss_is_that_of_a_simulation(survived, rebuild):
         times.append(now)
     model = seconds_to_loss(servers, survived, mtbf, rebuild)
     assert model == pytest.approx(statistics.fmean(times), rel=0.06)
+
+
+@pytest.mark.parametrize(("servers", "k", "m"), [(5, 4, 1), (12, 4, 1), (7, 3, 2), (9, 2, 3)])
+def test_the_fatal_choices_of_servers_are_counted(servers, k, m):
+    shape = StripeShape(servers, k, m)
+    stripes = [set(shape.members(residue)) for residue in range(servers)]
+    choices = list(itertools.combinations(range(servers), m + 1))
+    fatal = sum(any(set(choice) <= stripe for stripe in stripes) for choice in choices)
+    assert fatal_choices(servers, k, m) == fatal
+
+
+def test_the_time_to_data_loss_counts_stripes_as_a_simulation_does():
+    """12 servers with stripes of 2 + 1: two lost at once are fatal if fewer than 3 apart."""
+    servers, mtbf, rebuild, chance = 12, 100.0, 1.0, random.Random(1)
+    times = []
+    for _ in range(800):
+        now, lost = 0.0, set()
+        while True:
+            dies, heals = (servers - len(lost)) / mtbf, len(lost) / rebuild
+            now += chance.expovariate(dies + heals)
+            if chance.random() < heals / (dies + heals):
+                lost.remove(chance.choice(sorted(lost)))
+                continue
+            dead = chance.choice([each for each in range(servers) if each not in lost])
+            if any(min((dead - other) % servers, (other - dead) % servers) < 3 for other in lost):
+                break
+            lost.add(dead)
+        times.append(now)
+    model = seconds_to_stripe_loss(servers, 2, 1, mtbf, rebuild)
+    assert model == pytest.approx(statistics.fmean(times), rel=0.1)
 
 
 def test_candidates_follow_from_the_config(criteo_rows):
