@@ -135,6 +135,7 @@ bench-accuracy: $(STAMP)
 # make figures                      figures and tables of README and docs anew from benchmarks/results/*.csv
 figures: $(STAMP)
 	@[ ! -e benchmarks/results/protections.csv ] || $(BIN)/python benchmarks/overhead_model.py
+	$(BIN)/python benchmarks/loss_model.py
 	$(BIN)/python benchmarks/publish.py
 
 # make lock                         requirements.lock anew from .venv, after tests of newer packages there

@@ -105,6 +105,44 @@ def recovery(rows: Sequence[Row]) -> list[str]:
     )
 
 
+def loss_model(rows: Sequence[Row]) -> list[str]:
+    """MODEL: rebuilding and data loss, by hosts, causes of failures and stripes."""
+    return markdown(
+        (
+            "MODEL: hosts",
+            "a host fails every, h",
+            "k, m",
+            "rebuild, 4,096 rows a step, min",
+            "data loss after, years",
+            "rebuild, 5 % of time, min",
+            "data loss after, years",
+        ),
+        (
+            (
+                f"{int(row['hosts']):,}",
+                f"{int(row['host_mtbf_hours']):,}",
+                f"{row['k']}, {row['m']}",
+                *(
+                    cell
+                    for when in ("before", "now")
+                    for cell in (
+                        f"{float(row[f'rebuild_seconds_{when}']) / 60:,.0f}",
+                        _years(float(row[f"loss_years_{when}"])),
+                    )
+                ),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _years(years: float) -> str:
+    """Years with two digits at least, or a bound."""
+    if years > 1e6:
+        return "over 1,000,000"
+    return f"{years:,.0f}" if years >= 10 else f"{years:.2g}"
+
+
 def scrub(rows: Sequence[Row]) -> list[str]:
     """What scrubbing costs, by the number of rows per shard and step; medians over the runs."""
     header = (
@@ -654,6 +692,7 @@ TABLES: dict[str, Table | Picture] = {
         sourced=False,
     ),
     "recovery": Table("recovery.csv", recovery),
+    "loss model": Table("loss_model.csv", loss_model),
     "prepare": Table("prepare.csv", prepare),
     "scrub": Table("scrub.csv", scrub),
     "thousand": Table("thousand.csv", thousand),

@@ -53,6 +53,7 @@ GIVEN = Planned(
 )
 RECORDS = {"dense-heavy": 4 * (64 + 2), "embedding-heavy": 4 * (128 + 2), "criteo": 4 * (16 + 2)}
 """Bytes of a row with row-wise Adagrad of the measured models."""
+MODEL = program("loss_model")
 UNITS = {"erasure-k2": 2, "erasure-k4": 4}
 
 
@@ -232,6 +233,12 @@ def test_the_fatal_choices_of_servers_are_counted(servers, k, m):
     choices = list(itertools.combinations(range(servers), m + 1))
     fatal = sum(any(set(choice) <= stripe for stripe in stripes) for choice in choices)
     assert fatal_choices(servers, k, m) == fatal
+
+
+def test_the_committed_loss_model_is_what_the_program_computes():
+    rows = [{key: str(value) for key, value in row.items()} for row in MODEL.model_rows()]
+    assert rows == read(BENCHMARKS / "results" / "loss_model.csv")
+    assert round(MODEL.mtbf_hours(419)) == 6335
 
 
 def test_the_time_to_data_loss_counts_stripes_as_a_simulation_does():
