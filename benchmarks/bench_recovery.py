@@ -4,20 +4,32 @@ Each scenario is real training under mpirun on generated Criteo rows, run severa
 come from events.jsonl. Writes every run to benchmarks/results/recovery.csv and prints the table:
 medians with the least and the greatest. `--smoke` is one scenario, once, on a small model, to a
 temporary file.
+
+`--rebuild` measures rebuilding alone, to benchmarks/results/rebuild_pace.csv: one of 4 or 12
+servers dies with every row updated before, and rows come back in 5 % of time or 4,096 a step, in
+turn. Beside the seconds per GB stands a floor: the bytes of a GB read, copied, decoded and written
+by this machine's kernels on all cores, within the same share of time.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ecrm.drill.drill_runs import read_run
-from ecrm.drill.throughput import before_during_after
+from ecrm.drill.throughput import before_during_after, pace, spans
+from ecrm.kernels.decode import decode
 from lib import measure, tables
+from lib.pre_touched import pre_touch
 
 SCENARIOS: dict[str, tuple[tuple[str, ...], tuple[tuple[int, str], ...]]] = {
     "server, spare takes over": (("cluster.spares=1",), ((1, "parity"),)),
@@ -61,6 +73,36 @@ SMOKE = Size(
     64,
     ("model.max_rows_per_table=500", "cluster.servers=2", "cluster.trainers=1", "protection.k=1"),
 )
+
+
+@dataclass(frozen=True)
+class Rebuilds:
+    """How rebuilding is measured: repeats, rows of each table, samples, steps before the kill.
+
+    `after` is the number of steps from the kill on, `samples` are generated rows of data.
+    """
+
+    repeats: int
+    rows: int
+    batch: int
+    samples: int
+    before: int
+    after: int
+    servers: tuple[tuple[int, int], ...]
+
+
+REBUILDS = Rebuilds(5, 60_000, 256, 60_000, 40, 900, ((4, 3), (12, 4)))
+"""A shard of 4 servers has 137 MB with its parity, of 12 servers 43 MB."""
+SMOKE_REBUILDS = Rebuilds(1, 500, 64, 4_000, 5, 60, ((3, 2),))
+PACES: dict[str, dict[str, Any]] = {
+    "5 % of time": {"protection.rebuild_share": 0.05, "protection.rebuild_rows_per_step": 0},
+    "4,096 rows a step": {
+        "protection.rebuild_share": 1,
+        "protection.rebuild_rows_per_step": 4096,
+    },
+}
+DIMENSION = 64
+RECORD = 4 * (DIMENSION + 2)
 
 FIELDS = (
     "scenario",
@@ -131,16 +173,132 @@ def run(name: str, repeat: int, data: Path, folder: Path, size: Size) -> dict[st
     }
 
 
+def rebuild(
+    servers: int, k: int, name: str, repeat: int, data: Path, folder: Path, size: Rebuilds
+) -> dict[str, object]:
+    """One run with a death among servers whose rows are all updated, as a row of the CSV."""
+    touched = pre_touch(data, data.with_name(f"{data.name}-touched"), size.rows, size.batch)
+    kill = touched + size.before
+    measure.run(
+        folder,
+        {
+            "model.embedding_dim": DIMENSION,
+            "model.bottom_mlp": [DIMENSION],
+            "model.top_mlp": [64, 1],
+            "model.dense_arch": "native",
+            "model.max_rows_per_table": size.rows,
+            "data.path": str(data.with_name(f"{data.name}-touched")),
+            "data.eval_fraction": 0.01,
+            "train.epochs": 0,
+            "train.steps": kill + size.after,
+            "train.global_batch": size.batch,
+            "train.slots": 1,
+            "cluster.trainers": 1,
+            "cluster.servers": servers,
+            "cluster.spares": 1,
+            "protection.k": k,
+            "protection.m": 1,
+            "protection.verify_parity_at_end": False,
+            "storage.prefault": True,
+            **PACES[name],
+        },
+        [f"1@{kill}:parity"],
+    )
+    record = read_run(folder)
+    (failure,) = record.failures
+    noticed, whole = failure.noticed_at, failure.whole_at
+    if noticed is None or whole is None:
+        sys.exit(f"{servers} servers, {name}: the rebuild did not end within the run")
+    resumed = noticed + (failure.stall_seconds or 0.0)
+    every = spans(record)
+    during = pace([each for each in every if resumed < each.begin and each.end < whole], None)
+    after = pace([each for each in every if each.begin > whole], None)
+    if not during.steps_per_second or not after.steps_per_second:
+        sys.exit(f"{servers} servers, {name}: too few steps while rebuilding or afterwards")
+    share = PACES[name]["protection.rebuild_share"]
+    seconds = floor_seconds(k) / (os.cpu_count() or 1)
+    return {
+        "servers": servers,
+        "k": k,
+        "pace": name,
+        "repeat": repeat,
+        "seconds_per_gb": round((whole - resumed) / (failure.lost_bytes / 1e9), 2),
+        "floor_seconds_per_gb": round(seconds / share, 2),
+        "kept": round(during.steps_per_second / after.steps_per_second, 3),
+        "steps_rebuilding": during.steps,
+        "step_ms": round(1e3 / after.steps_per_second, 2),
+        "rebuilt_bytes": failure.lost_bytes,
+        "on_demand_rows": failure.on_demand_rows,
+        "model_sha256": record.summary["model_sha256"],
+        **measure.device(),
+    }
+
+
+def floor_seconds(k: int, rows: int = 1 << 15) -> float:
+    """Seconds of one core for a GB of lost records, from the bytes alone.
+
+    k units are read at random rows, copied once, and decoded; the result is copied and written.
+    """
+    torch.set_num_threads(1)
+    records = torch.randint(256, (8 * rows, RECORD), dtype=torch.uint8)
+    chosen = torch.randperm(8 * rows)[:rows].sort().values
+    units = [records[chosen] for _ in range(k)]
+    matrix = torch.arange(1, k + 1, dtype=torch.uint8).view(1, k)
+    read = _best(lambda: torch.index_select(records, 0, chosen))
+    copied = _best(units[0].clone)
+    decoded = _best(lambda: decode(units, matrix))
+    written = _best(lambda: records.index_copy_(0, chosen, units[0]))
+    return (k * (read + copied) + decoded + copied + written) / (rows * RECORD / 1e9)
+
+
+def _best(call: Callable[[], object]) -> float:
+    """The shortest of nine calls, in seconds: a floor has no other process in it."""
+    found = []
+    for _ in range(9):
+        began = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def rebuilds(repeats: int | None, csv: Path | None, smoke: bool) -> None:
+    """Measure rebuilding in turns, write the CSV, print the table."""
+    size = SMOKE_REBUILDS if smoke else REBUILDS
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        data = measure.prepare(Path(scratch), size.samples, measure.ZIPF)
+        for repeat in range(repeats or size.repeats):
+            for servers, k in size.servers:
+                for name in PACES:
+                    folder = Path(scratch) / f"{servers}-{len(rows)}"
+                    rows.append(rebuild(servers, k, name, repeat, data, folder, size))
+                    print(rows[-1], flush=True)
+    hashes = {row["model_sha256"] for row in rows}
+    if len(hashes) != 1:
+        sys.exit(f"the finished models differ: {hashes}")
+    target = measure.target("rebuild_pace.csv", csv, smoke)
+    measure.write_csv(target, rows)
+    print("\n".join(tables.rebuild_pace(rows)))
+    print(f"one model_sha256 over all {len(rows)} runs: {hashes.pop()}")
+    print(f"written to {target}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the scenarios, write the CSV, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--repeats", type=int, default=FULL.repeats)
+    parser.add_argument("--rebuild", action="store_true", help="rebuilding alone")
+    parser.add_argument("--repeats", type=int, help="default 5")
     parser.add_argument(
-        "--csv", type=Path, help="where to write; default: benchmarks/results/recovery.csv"
+        "--csv",
+        type=Path,
+        help="where to write; default: recovery.csv or rebuild_pace.csv of benchmarks/results",
     )
     options = parser.parse_args(arguments)
-    names, size, repeats = list(SCENARIOS), FULL, options.repeats
+    if options.rebuild:
+        rebuilds(options.repeats, options.csv, options.smoke)
+        return
+    names, size, repeats = list(SCENARIOS), FULL, options.repeats or FULL.repeats
     if options.smoke:
         names, size, repeats = names[:1], SMOKE, SMOKE.repeats
     rows = []

@@ -105,6 +105,33 @@ def recovery(rows: Sequence[Row]) -> list[str]:
     )
 
 
+def rebuild_pace(rows: Sequence[Row]) -> list[str]:
+    """Seconds per GB and pace kept while a lost shard is rebuilt, by servers and pace."""
+    return markdown(
+        (
+            "servers",
+            "k",
+            "rows come back",
+            "s per GB",
+            "floor by bytes, s per GB",
+            "pace kept while rebuilding",
+            "step afterwards, ms",
+        ),
+        (
+            (
+                str(servers),
+                str(k),
+                str(pace),
+                spread(numbers(mine, "seconds_per_gb"), 1),
+                f"{statistics.median(numbers(mine, 'floor_seconds_per_gb')):.1f}",
+                spread(numbers(mine, "kept"), 2),
+                spread(numbers(mine, "step_ms"), 1),
+            )
+            for (servers, k, pace), mine in groups(rows, "servers", "k", "pace").items()
+        ),
+    )
+
+
 def loss_model(rows: Sequence[Row]) -> list[str]:
     """MODEL: rebuilding and data loss, by hosts, causes of failures and stripes."""
     return markdown(
@@ -692,6 +719,7 @@ TABLES: dict[str, Table | Picture] = {
         sourced=False,
     ),
     "recovery": Table("recovery.csv", recovery),
+    "rebuild pace": Table("rebuild_pace.csv", rebuild_pace),
     "loss model": Table("loss_model.csv", loss_model),
     "prepare": Table("prepare.csv", prepare),
     "scrub": Table("scrub.csv", scrub),

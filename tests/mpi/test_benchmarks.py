@@ -195,6 +195,18 @@ def test_recovery(tmp_path, capsys):
     assert line["scenario"] in capsys.readouterr().out
 
 
+@pytest.mark.drill
+def test_rebuilding(tmp_path, capsys):
+    benchmark = program("bench_recovery")
+    benchmark.main(["--rebuild", "--smoke", "--csv", str(tmp_path / "rebuild_pace.csv")])
+    lines = read(tmp_path / "rebuild_pace.csv")
+    assert [line["pace"] for line in lines] == list(benchmark.PACES)
+    for line in lines:
+        for field in ("seconds_per_gb", "floor_seconds_per_gb", "kept", "rebuilt_bytes"):
+            assert float(line[field]) > 0
+    assert "| 3 | 2 | 5 % of time |" in capsys.readouterr().out
+
+
 def test_kernels(tmp_path, capsys):
     for package in ("pyeclib", "torchrec", "fbgemm_gpu"):
         pytest.importorskip(package)
