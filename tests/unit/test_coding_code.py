@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ecrm.protection.coding import ReedSolomon
+from ecrm.protection.coding.code import find_wrong_unit, make_coefficients
 
 SHAPES = [
     (2, 1),
@@ -163,3 +164,34 @@ def test_wrong_bytes_are_refused():
         code.encode(np.zeros((2, 4), dtype=np.float32))
     with pytest.raises(ValueError, match="one length"):
         code.reconstruct({0: np.zeros(4, dtype=np.uint8), 1: np.zeros(5, dtype=np.uint8)}, (2,))
+
+
+def syndromes(code: ReedSolomon, data: np.ndarray, errors: dict[int, np.ndarray]) -> np.ndarray:
+    """Held parity XOR the parity of held data, with `errors` in some units of a whole stripe."""
+    held = np.concatenate([data, code.encode(data)])
+    for unit, error in errors.items():
+        held[unit] ^= error
+    return held[len(data) :] ^ code.encode(held[: len(data)])
+
+
+@pytest.mark.parametrize("k, m", SHAPES)
+def test_a_single_wrong_unit_is_found_with_its_error(k, m):
+    code, data = ReedSolomon(k, m), random_data(k, 5)
+    error = np.array([0, 7, 0, 0, 200], np.uint8)
+    for unit in range(k + m):
+        found = find_wrong_unit(make_coefficients(k, m), syndromes(code, data, {unit: error}))
+        if m == 1:
+            assert found is None
+        else:
+            assert found is not None and found[0] == unit
+            assert np.array_equal(found[1], error)
+
+
+@pytest.mark.parametrize("k, m", [shape for shape in SHAPES if shape[1] > 2])
+def test_two_wrong_units_are_taken_for_none_of_one(k, m):
+    """Whole stripes differ in four units or more, so two errors are never like one."""
+    code, data = ReedSolomon(k, m), random_data(k, 5)
+    errors = random_data(2, 5, seed=1) | 1
+    for pair in combinations(range(k + m), 2):
+        wrong = syndromes(code, data, dict(zip(pair, errors, strict=True)))
+        assert find_wrong_unit(make_coefficients(k, m), wrong) is None
