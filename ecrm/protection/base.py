@@ -55,7 +55,7 @@ class RepairRound(ABC):
 
     `urgent`: whether slots of any rank wait for rows of the round. `report` and `urgent` are known
     after `receive_requests`; `report` is as of the beginning. An unfinished round has changed
-    nothing.
+    nothing. Some rows may come with the redundancy of the next `protect`.
     """
 
     report: RepairReport
@@ -238,7 +238,8 @@ class Protection(ABC):
 
         The round is answered at the commit and finished before the next step's updates. `soon` are
         missing local rows to be updated by the next step or asked for by the step after the next.
-        The round recovers `soon` rows too, but no slot waits for `soon` rows.
+        The round recovers `soon` rows too, but no slot waits for `soon` rows. Further rows may come
+        with the next `protect`, since no step asks for them meanwhile.
         """
         raise AssertionError(f"protection {self.name} begins no repair ahead")
 
