@@ -20,7 +20,7 @@ filled in before the step's deltas: parity is then of the same step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -282,26 +282,13 @@ class Rebuild(RepairRound):
         for (shard, _), rows in asked.items():
             left[shard] = max(left[shard] - rows.numel(), 0)
         k, m = self._shape.k, self._shape.m
-
-        def on_way(key: ShardSpace, units: range) -> Tensor:
-            return torch.cat(
-                [
-                    none,
-                    *(
-                        group.local
-                        for group in on_their_way
-                        if (group.shard, group.space) == key and group.unit in units
-                    ),
-                ]
-            )
-
         for key in sorted(self._parity):
             shard, _space = key
             hosted, parity = self._context.hosted[key], self._parity[key]
             if hosted.missing is not None and hosted.missing_rows:
                 now = wanted.get(key, none)
                 both = asked.get(key, none)
-                passed = torch.cat([both, on_way(key, range(k))])
+                passed = torch.cat([both, *_rows_of(on_their_way, key, range(k))])
                 background = _without(hosted.missing.first(left[shard] + passed.numel()), passed)[
                     : left[shard]
                 ]
@@ -310,7 +297,7 @@ class Rebuild(RepairRound):
                 groups += self._beside(key, range(k), both[now.numel() :], background)
                 groups += self._probes_of(key, range(k), hosted.missing, budget)
             if parity.missing is not None and parity.missing_rows:
-                passed = on_way(key, range(k, k + m))
+                passed = torch.cat([none, *_rows_of(on_their_way, key, range(k, k + m))])
                 background = _without(parity.missing.first(left[shard] + passed.numel()), passed)[
                     : left[shard]
                 ]
@@ -521,6 +508,13 @@ class Rebuild(RepairRound):
         # every rank that decodes has a shard: the new host its own, another rank a source
         device = next(iter(self._context.hosted.values())).store.device
         return decode([on_device(device, part) for part in sent], matrix)[0]
+
+
+def _rows_of(groups: Iterable[Group], key: ShardSpace, units: range) -> list[Tensor]:
+    """The local rows of the groups of `units` of a shard and space."""
+    return [
+        group.local for group in groups if (group.shard, group.space) == key and group.unit in units
+    ]
 
 
 def _without(rows: Tensor, others: Tensor) -> Tensor:
