@@ -57,11 +57,12 @@ class EpochDrafts:
         self.path.mkdir()
 
     def end(self) -> None:
-        """Remove the folder, if empty."""
+        """Remove the folder, if empty; drafts of this rank lie in FOLDER again."""
         if self.epoch is not None:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
                 self.path.parent.rmdir()
+            self.epoch = None
 
     def _of(self, epoch: int) -> Path:
         return self._folder / f"{PREFIX}{epoch}"

@@ -148,6 +148,11 @@ class CheckpointFolder:
         self.disk.make_folder(self.path)
         self.drafts.begin(epoch)
 
+    @property
+    def has_epoch(self) -> bool:
+        """Whether an epoch has begun in this folder, by whomever."""
+        return bool(left_in(self.path))
+
     def draft(self, step: int) -> Path:
         """The temporary folder of a checkpoint, made if missing."""
         draft = self.drafts.path / f".{name_of(step)}"

@@ -109,6 +109,7 @@ class Checkpoints:
         self._last: int | None = None
         self._base: Manifest | None = None  # the base of the next incremental checkpoint
         self._look_at = 0  # the clock is not read before this step
+        self._drafting = False  # whether the folder for drafts was made in this epoch
         self._ending = False  # whether `finish` was called, perhaps before the policy's last step
 
     def on_recovery(self) -> None:
@@ -173,6 +174,7 @@ class Checkpoints:
         """Collective, after the last step: write a checkpoint to the end, if the disk allows."""
         self._ending = True
         self._see_through()
+        self._drafting = False
         if self._engine.rank == self._engine.view.reporter:
             self._folder.drafts.end()
 
@@ -235,10 +237,9 @@ class Checkpoints:
         engine = self._engine
         with engine.recovery.recovering():
             newest = 0
-            self._folder.drafts.epoch = engine.view.epoch
             if engine.rank == engine.view.reporter:
-                with contextlib.suppress(OSError):  # the next draft cannot be made, and tells it
-                    self._folder.begin_epoch(engine.view.epoch)
+                if self._folder.has_epoch:
+                    self._begin_epoch()
                 # one rank reads the folder, so all ranks take the same checkpoint
                 newest = self._folder.newest()
             known = engine.state.transport.gather(newest, "the newest checkpoint was looked for")
@@ -247,6 +248,11 @@ class Checkpoints:
         # a recovery alone does not put the next checkpoint off
         if self._last_at == -math.inf or engine.step <= self._last:
             self._last_at = self._clock()
+
+    def _begin_epoch(self) -> None:
+        """On the reporter: from now on, ranks of earlier epochs publish nothing."""
+        with contextlib.suppress(OSError):  # a draft cannot be made then, and tells it
+            self._folder.begin_epoch(self._engine.view.epoch)
 
     def _overdue(self) -> float:
         """Collective: intervals for which the next checkpoint has been due; below 0 if not due."""
@@ -316,6 +322,12 @@ class Checkpoints:
             self._adds_to = self._base if adds else None
             self._attempt += 1
             self._last = self._tried = engine.step
+            if not self._drafting:
+                self._folder.drafts.epoch = engine.view.epoch
+                if engine.rank == engine.view.reporter:
+                    self._begin_epoch()
+                engine.state.transport.agree(True)  # the folder for drafts is there, or cannot be
+                self._drafting = True
             try:
                 draft, trouble = self._folder.draft(engine.step), ""
             # not raised: the rank must stay in the collective calls, and all give up together

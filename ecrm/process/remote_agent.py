@@ -354,6 +354,11 @@ class Agent:
                     self._talk.send(told(**end))
                     self._forget(rank)
 
+    def kill(self) -> None:
+        """SIGKILL all ranks at once, before the longer search for what the ranks have started."""
+        for rank in self._ranks.values():
+            rank.signal(signal.SIGKILL)
+
     def leave(self) -> None:
         """Have the head hear everything, unless the head is gone."""
         deadline = time.monotonic() + _LEAVE_SECONDS
@@ -443,6 +448,7 @@ def main() -> int:
         try:
             agent.run()
         finally:
+            agent.kill()
             _kill_descendants()
         agent.leave()
     except Lost as error:
