@@ -342,6 +342,14 @@ class ProtectionConfig:
         minimum=1,
         maximum=254,
     )
+    shards_per_server: int = key(
+        1,
+        "Shards of each server. Without spares, the shards of a dead server go to as many ranks, "
+        "which rebuild side by side, and each needs memory for its part only. "
+        "Each shard more adds messages to every step. Used by erasure.",
+        minimum=1,
+        maximum=16,
+    )
     copies: int = key(
         2,
         "Whole copies of every row, each in another failure domain. Used by chain and replicate.",

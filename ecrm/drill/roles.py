@@ -97,10 +97,11 @@ def _at_start(start: Event, ranks: Sequence[Mapping[str, Any]]) -> _Roles:
     slots = config["train"]["slots"] or cluster["trainers"]
     names = [entry.get("failure_domain", "") for entry in ranks]
     domains = [names.index(name) for name in names] if len(names) == world else None
-    shape = StripeShape(cluster["servers"], k, m)
+    per = KINDS[protection.name].shards_per_server(protection)
+    shape = StripeShape(per * cluster["servers"], k, m)
     more = (cluster["trainers"], cluster["spares"], slots, 1)
     try:
-        view = initial_view(cluster["layout"], shape, *more, domains)
+        view = initial_view(cluster["layout"], shape, *more, domains, per)
     except CannotKeepApart:  # ranks.json is of a later start on fewer hosts
-        view = initial_view(cluster["layout"], shape, *more)
+        view = initial_view(cluster["layout"], shape, *more, None, per)
     return _Roles(dict(enumerate(view.shards)), dict(enumerate(view.slots)))

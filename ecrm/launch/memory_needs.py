@@ -190,10 +190,11 @@ class Needs:
     ) -> list[Need]:
         """The need of each rank, in the order of the ranks.
 
-        `servers`, `trainers` and `holders` are ranks; `holders` have a dense replica.
+        `servers`, `trainers` and `holders` are ranks; `holders` have a dense replica. A server may
+        be named once for each of its shards.
         """
         needs = [Need() for _ in range(self.config.world_size)]
-        for rank in servers:
+        for rank in dict.fromkeys(servers):
             needs[rank] += replace(self.server, process=0)
         for rank in trainers:
             needs[rank] += replace(self.trainer, process=0, dense=0)
@@ -204,7 +205,7 @@ class Needs:
     def on_gpu_of_ranks(self, servers: Sequence[int], holders: Sequence[int]) -> list[Need]:
         """The need of each rank on its GPU; arguments as for `of_ranks`."""
         needs = [Need(process=0) for _ in range(self.config.world_size)]
-        for rank in servers:
+        for rank in dict.fromkeys(servers):
             needs[rank] += self.server_on_gpu
         for rank in holders:
             needs[rank] = replace(needs[rank], dense=self.dense_on_gpu)

@@ -24,25 +24,27 @@ def initial_view(
     slots: int,
     dense_replicas: int,
     domains: Sequence[int] | None = None,
+    shards_per_server: int = 1,
 ) -> View:
     """View of an undisturbed start.
 
     `domains[rank]` is the failure domain of a rank, by default the rank itself.
 
-    `dedicated`: `shape.shards` ranks host a shard each, `trainers` further ranks run the slots;
-    `colocated`: the host of shard i runs trainer i's slots. If every rank is a domain of its own,
-    shards and then trainers are on ranks 0, 1, 2, ... in order. Slots rotate over the trainers. At
-    least `dense_replicas` domains hold the dense replica: the trainers' domains, then further
-    domains. Raises CannotKeepApart.
+    `dedicated`: servers host `shards_per_server` shards each, `trainers` further ranks run the
+    slots; `colocated`: the host of shard i runs trainer i's slots. The circle of shards goes
+    several times round the servers, so shards are apart as with a shard each. If every rank is a
+    domain of its own, servers and then trainers are on ranks 0, 1, 2, ... in order. Slots rotate
+    over the trainers. At least `dense_replicas` domains hold the dense replica: the trainers'
+    domains, then further domains. Raises CannotKeepApart.
     """
-    servers = shape.shards
+    servers = shape.shards // shards_per_server
     world = (servers + trainers if layout == "dedicated" else max(servers, trainers)) + spares
     domains = tuple(range(world)) if domains is None else tuple(domains)
-    shards = spread_shards(shape, range(world), domains)
-    idle = [rank for rank in range(world) if rank not in shards]
-    running = list(shards[:trainers]) if layout == "colocated" else []
+    hosts = spread_shards(replace(shape, shards=servers), range(world), domains)
+    idle = [rank for rank in range(world) if rank not in hosts]
+    running = list(hosts[:trainers]) if layout == "colocated" else []
     load = dict.fromkeys(domains, 0)
-    for rank in (*shards, *running):
+    for rank in (*hosts, *running):
         load[domains[rank]] += 1
     while len(running) < trainers:
         rank = min(idle, key=lambda r: (load[domains[r]], r))
@@ -52,7 +54,7 @@ def initial_view(
     view = View(
         epoch=0,
         live=tuple(range(world)),
-        shards=shards,
+        shards=hosts * shards_per_server,
         slots=tuple(running[slot % trainers] for slot in range(slots)),
         dense=(),
         domains=domains,

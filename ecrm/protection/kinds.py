@@ -31,6 +31,10 @@ class Settings(Protocol):
         """Parity rows per stripe."""
 
     @property
+    def shards_per_server(self) -> int:
+        """Shards of each server."""
+
+    @property
     def copies(self) -> int:
         """Copies of every row."""
 
@@ -72,6 +76,10 @@ class Kind:
         """(k, m) of the layout of rows: data and redundancy per stripe."""
         return 1, 0
 
+    def shards_per_server(self, settings: Settings) -> int:
+        """The number of shards of a server at the start."""
+        return 1
+
     def survives(self, settings: Settings) -> int:
         """The number of ranks that may die at once without a rollback."""
         return self.stripes(settings)[1]
@@ -107,6 +115,9 @@ class _Erasure(Kind):
 
     def stripes(self, settings: Settings) -> tuple[int, int]:
         return settings.k, settings.m
+
+    def shards_per_server(self, settings: Settings) -> int:
+        return settings.shards_per_server
 
     def wrong(self, settings: Settings, servers: int, ranks: int) -> Iterator[Wrong]:
         k, m = settings.k, settings.m

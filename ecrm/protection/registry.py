@@ -21,7 +21,7 @@ from ecrm.protection.stateless import StatelessProtection
 class ProtectionInputs:
     """The values that a protection may be built from.
 
-    - `servers`: the number of shards.
+    - `servers`: the number of servers at the start.
     - `mapped`: the folder of mapped files. `durable`: whether each commit reaches the device.
     - `rows`: the durable tier, read by shard.
     """
@@ -40,7 +40,9 @@ def _mapped(given: ProtectionInputs) -> Protection:
 
 PROTECTIONS: dict[str, Callable[[ProtectionInputs], Protection]] = {
     "none": lambda given: NoProtection(given.servers),
-    "erasure": lambda given: ErasureProtection(given.servers, given.settings.k, given.settings.m),
+    "erasure": lambda given: ErasureProtection(
+        given.servers * given.settings.shards_per_server, given.settings.k, given.settings.m
+    ),
     "chain": lambda given: ChainProtection(given.servers, given.settings.copies),
     "replicate": lambda given: ReplicateProtection(given.servers, given.settings.copies),
     "stateless": lambda given: StatelessProtection(
@@ -60,7 +62,7 @@ def make_protection(
     *,
     durable: bool,
 ) -> Protection:
-    """The protection named by `settings`, over a shard for each of the `servers`.
+    """The protection named by `settings`, over the shards of the `servers`.
 
     The arguments are the fields of `ProtectionInputs`.
     """

@@ -247,6 +247,7 @@ def view_over(config: Config, protection: Protection, names: Sequence[str]) -> V
             config.slots,
             protection.dense_replicas,
             domains,
+            protection.shape.shards // cluster.servers,
         )
 
     def is_kept_apart(k: int) -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 from ecrm.engine.hooks import Hooks
 from ecrm.placement.tables import Table
+from ecrm.placement.view import keeps_apart
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.rebuild import Rebuild, Unit
 from ecrm.protection.rebuild_pace import RebuildPace
@@ -51,6 +52,7 @@ def _schedule(seed: int, **more):
         looks_between=rng.random() < 0.2,
         reshape=rng.random() < 0.5,
         layout=rng.choice(("dedicated", "dedicated", "colocated")),
+        shards_per_server=rng.choice((1, 1, 3)),
     )
     return replace(
         draw(seed, "survivable"),
@@ -149,6 +151,48 @@ def test_a_second_death_in_any_phase_of_a_rebuild(shape, first, then, second):
     assert reported and all(tables == truth.tables for tables in reported)
     assert {result.verified.mismatches for result in outcome.results.values()} == {0}
     assert cut or second == "recover", "no shard was rebuilding at the second death"
+
+
+def test_the_shards_of_a_server_go_to_several_ranks():
+    """Without spares; no rank gets two of them, and no stripe has two units on a rank."""
+    workload = Workload(
+        tables=TABLES,
+        steps=14,
+        servers=8,
+        k=2,
+        spares=0,
+        trainers=8,
+        slots=8,
+        layout="colocated",
+        shards_per_server=3,
+        rebuild_rows_per_step=40,
+        ids_per_slot=10,
+    )
+    one = truth_of(replace(workload, shards_per_server=1))
+    cluster, views = (
+        SimulatedCluster(workload.world_size, "several", [PhaseFault(3, 4, "dense")]),
+        [],
+    )
+    reported = []
+
+    def program(transport):
+        hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
+        return run_workload(
+            workload,
+            transport,
+            hooks,
+            after_step=lambda engine: views.append(engine.view),
+            report=reported.append,
+        )
+
+    cluster.run(program)
+    assert reported == [one.tables]
+    before, after = views[0], views[-1]
+    shape = workload.make_protection().shape
+    assert before.shards_of(3) == (3, 11, 19) and keeps_apart(before, shape)
+    assert len({after.shards[shard] for shard in (3, 11, 19)}) == 3 and keeps_apart(after, shape)
+    rebuilding = [view.rebuilding for view in views if view.rebuilding]
+    assert (3, 11, 19) in rebuilding and len(after.shards) == 24
 
 
 def test_hosts_may_choose_any_pace_without_a_word_to_others():

@@ -163,7 +163,7 @@ def survivable(
         for rank, engine in engines.items()
         if rank not in gone
     }
-    for view, circle in stood or {(start, Circle(workload.servers, workload.k, workload.m))}:
+    for view, circle in stood or {(start, Circle(len(start.shards), workload.k, workload.m))}:
         units_left = (
             workload.kind.rolls_back
             or not workload.kind.exact

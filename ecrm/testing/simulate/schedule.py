@@ -127,10 +127,16 @@ class Schedule:
 
 def _cluster(workload: Workload) -> str:
     return (
-        f"{counted(workload.servers, 'server')} + {counted(workload.trainers, 'trainer')} + "
+        f"{counted(workload.servers, 'server')}{_shards(workload)} + "
+        f"{counted(workload.trainers, 'trainer')} + "
         f"{counted(workload.spares, 'spare')} {workload.layout}"
         f"{' with whole tables' if workload.whole_tables else ''}"
     )
+
+
+def _shards(workload: Workload) -> str:
+    shards = workload.shards_per_server
+    return f" of {counted(shards, 'shard')}" if shards > 1 else ""
 
 
 def _optimizers(workload: Workload) -> str:
@@ -267,8 +273,11 @@ def draw(seed: int, suite: str) -> Schedule:
     if not workload.kind.rows_in_files:
         workload = replace(workload, whole_tables=rng.random() < WHOLE_TABLES_SHARE)
     # a separate generator: the draws above stay equal for every seed
-    share = random.Random(f"share {suite} {seed}").choice((1.0, 1.0, 0.05))
-    return replace(schedule, workload=replace(workload, rebuild_share=share))
+    more = random.Random(f"share {suite} {seed}")
+    workload = replace(workload, rebuild_share=more.choice((1.0, 1.0, 0.05)))
+    if workload.kind.any_k:
+        workload = replace(workload, shards_per_server=more.choice((1, 1, 1, 2, 3)))
+    return replace(schedule, workload=workload)
 
 
 def _elsewhere(rng: random.Random, workload: Workload) -> Workload:

@@ -186,7 +186,7 @@ def _run(
     joining: set[int] = set()
     # (servers, k) after a reshape; every reshape has fewer servers or a smaller k
     reshapes: set[tuple[int, int]] = set()
-    start = Circle(workload.servers, workload.k, workload.m)
+    start = Circle(workload.servers * workload.shards_per_server, workload.k, workload.m)
     together = workload.layout == "colocated"
     checkers = Checkers(engines, doomed, truth, workload.reshape, start, together)
     reported: list[dict[str, str]] = []

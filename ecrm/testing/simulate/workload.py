@@ -131,6 +131,7 @@ class Workload:
     durable: bool = False
     k: int = 3
     m: int = 1
+    shards_per_server: int = 1
     commit_interval: int = 1
     rebuild_rows_per_step: int = 8
     rebuild_share: float = 1.0
@@ -170,6 +171,7 @@ class Workload:
             self.slots,
             protection.dense_replicas,
             self.domains,
+            protection.shape.shards // self.servers,
         )
 
     def policy(self, protection: Protection) -> EnginePolicy:
@@ -192,6 +194,7 @@ class Workload:
             name=self.protection,
             k=self.k,
             m=self.m,
+            shards_per_server=self.shards_per_server,
             copies=self.m + 1,
             last_seen_rows=self.last_seen_rows,
         )
