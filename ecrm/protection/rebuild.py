@@ -289,18 +289,14 @@ class Rebuild(RepairRound):
                 now = wanted.get(key, none)
                 both = asked.get(key, none)
                 passed = torch.cat([both, *_rows_of(on_their_way, key, range(k))])
-                background = _without(hosted.missing.first(left[shard] + passed.numel()), passed)[
-                    : left[shard]
-                ]
+                background = hosted.missing.first(left[shard], passed)
                 left[shard] -= background.numel()
                 groups += self._groups_of(key, range(k), now, none, wanted=True)
                 groups += self._beside(key, range(k), both[now.numel() :], background)
                 groups += self._probes_of(key, range(k), hosted.missing, budget)
             if parity.missing is not None and parity.missing_rows:
                 passed = torch.cat([none, *_rows_of(on_their_way, key, range(k, k + m))])
-                background = _without(parity.missing.first(left[shard] + passed.numel()), passed)[
-                    : left[shard]
-                ]
+                background = parity.missing.first(left[shard], passed)
                 left[shard] -= background.numel()
                 groups += self._beside(key, range(k, k + m), none, background)
                 groups += self._probes_of(key, range(k, k + m), parity.missing, budget)

@@ -37,17 +37,28 @@ class MissingRows:
         """Bool [R]: whether each of `rows`, int64 [R], is missing."""
         return ~self._present[rows] if self.count else torch.zeros(rows.numel(), dtype=torch.bool)
 
-    def first(self, count: int) -> Tensor:
-        """The lowest `count` missing rows among rows `probed`, or all if fewer, int64."""
+    def first(self, count: int, but: Tensor = _NONE) -> Tensor:
+        """The lowest `count` missing rows among rows `probed`, or all if fewer, int64.
+
+        Rows of `but` are passed over this time.
+        """
         if not self.count:
             return _NONE
+        enough = count + but.numel()
         self._ahead = self._ahead[~self._present[self._ahead]]
-        while self._ahead.numel() < count and self._looked < self._probed:
+        while self._ahead.numel() < enough and self._looked < self._probed:
             start, self._looked = self._looked, min(self._looked + _WINDOW, self._probed)
             self._ahead = torch.cat(
                 [self._ahead, (~self._present[start : self._looked]).nonzero().squeeze(1) + start]
             )
-        return self._ahead[:count]
+        if not but.numel():
+            return self._ahead[:count]
+        # marks instead of a sort: a round may pass over as many rows as it takes
+        marks, ahead = self._present[but], self._ahead[:enough]
+        self._present[but] = True
+        left = ahead[~self._present[ahead]]
+        self._present[but] = marks
+        return left[:count]
 
     def unprobed(self, count: int) -> tuple[int, int]:
         """(first, last + 1) of the next `count` rows, missing or not, not yet `probed`."""

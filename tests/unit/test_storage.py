@@ -395,6 +395,10 @@ def test_missing_rows_are_those_of_a_plain_set():
             now, probed = kept[0].copy(), kept[1]
         count = random.choice((1, 30, 5_000))
         assert missing.first(count).tolist() == sorted(row for row in now if row < probed)[:count]
+        passed = set(random.sample(range(probed), min(probed, random.choice((0, 1, 2_000)))))
+        first = missing.first(count, torch.tensor(sorted(passed), dtype=torch.int64))
+        left = sorted(row for row in now - passed if row < probed)
+        assert first.tolist() == left[:count]
         assert missing.count == len(now)
 
 
