@@ -120,6 +120,7 @@ coverage: $(STAMP)
 
 bench: $(STAMP)
 	@for program in $(filter-out %/bench_gpu.py,$(wildcard benchmarks/bench_*.py)); do echo "$$program"; $(BIN)/python "$$program" $(ARGS); done
+	$(BIN)/python benchmarks/bench_recovery.py --rebuild $(ARGS)
 	$(MAKE) --no-print-directory figures
 
 # make bench-protections            every protection beside every other, and a model of larger clusters
