@@ -70,7 +70,7 @@ class InterleavedRun:
         return self.ran[1:]
 
     @property
-    def _members(self) -> list[int]:
+    def members(self) -> list[int]:
         """All processes of the sessions that what was started has begun."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         with contextlib.suppress(OSError):
@@ -82,7 +82,7 @@ class InterleavedRun:
         return []
 
     def signal(self, number: int) -> None:
-        for pid in self._members:
+        for pid in self.members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -194,7 +194,7 @@ def interleave(
     started: list[InterleavedRun] = []
     try:
         for name, program in programs.items():
-            started.append(_start(name, program))
+            started.append(start(name, program))
             _warm_up(started[-1], warm_steps)
         for number in range(turns):
             for run in started if number % 2 == 0 else reversed(started):
@@ -243,7 +243,8 @@ def several_steps(steps: int, least: float = 0.5) -> Callable[[Finished], float]
     return seconds
 
 
-def _start(name: str, program: Program) -> InterleavedRun:
+def start(name: str, program: Program) -> InterleavedRun:
+    """Start a program; its end is `InterleavedRun.end`."""
     process = subprocess.Popen(
         program.words,
         stdout=subprocess.PIPE,

@@ -192,6 +192,66 @@ def scrub(rows: Sequence[Row]) -> list[str]:
     return markdown(header, lines)
 
 
+def start(rows: Sequence[Row]) -> list[str]:
+    """Seconds to the first step and memory of a rank, with and without the fork server."""
+    header = (
+        "ranks",
+        "torch is imported",
+        "first step after, s",
+        "Pss of a rank, MB",
+        "private to a rank, MB",
+        "guards, mpirun, launcher, fork server, MB",
+    )
+    words = {"one import": "once a host", "own import": "by each rank"}
+    lines = []
+    mine = [row for row in rows if row["part"] == "start"]
+    for (ranks, name), each in groups(mine, "ranks", "contender").items():
+        memory = ("pss_bytes_of_a_rank", "private_bytes_of_a_rank", "beside_bytes")
+        lines.append(
+            (
+                str(int(ranks)),
+                words[name],
+                spread(numbers(each, "first_step_seconds"), 1),
+                *(f"{statistics.median(numbers(each, field)) / 1e6:,.1f}" for field in memory),
+            )
+        )
+    return markdown(header, lines)
+
+
+def server_memory(rows: Sequence[Row]) -> list[str]:
+    """Where each byte of a server is: Pss by kind, in MB and per byte of rows."""
+    mine = [row for row in rows if row["part"] == "memory"]
+
+    def of(*fields: str) -> tuple[float, float]:
+        signs = [(-1 if field[0] == "-" else 1, field.lstrip("-")) for field in fields]
+        found = [
+            (
+                sum(sign * float(row[f"{field}_bytes"]) for sign, field in signs),
+                float(row["ranks"]),
+                float(row["data_bytes"]),
+            )
+            for row in mine
+        ]
+        return (
+            statistics.median(count / servers for count, servers, _ in found),
+            statistics.median(count / of_rows for count, _, of_rows in found),
+        )
+
+    parts = (
+        ("rows with optimizer state", ("data",)),
+        ("parity", ("parity",)),
+        ("other anonymous memory", ("anonymous", "-data", "-parity")),
+        ("memory shared for messages: rows looked up, gradients, deltas", ("shared",)),
+        ("libraries", ("files",)),
+        ("in all, by Pss", ("pss",)),
+    )
+    found = ((what, *of(*fields)) for what, fields in parts if mine)
+    return markdown(
+        ("of a server", "MB", "bytes per byte of rows"),
+        ((what, f"{count / 1e6:,.1f}", f"{share:.2f}") for what, count, share in found),
+    )
+
+
 THOUSAND = {
     "messages": ("all messages of a slot, and its rows collected", "at most 1 ms"),
     "ledger": ("what survivors tell each other, and the joint state", "at most 1 MB a rank"),
@@ -725,6 +785,8 @@ TABLES: dict[str, Table | Picture] = {
     "scrub": Table("scrub.csv", scrub),
     "thousand": Table("thousand.csv", thousand),
     "wire": Table("wire.csv", wire),
+    "start": Table("start.csv", start),
+    "server memory": Table("start.csv", server_memory),
     "checkpoint": Table("checkpoint.csv", checkpoint),
     "checkpoint runs": Table("checkpoint_runs.csv", checkpoint_runs),
     "kernels": Table("kernels.csv", kernels),

@@ -140,6 +140,32 @@ def test_scrub(committed_results, benchmark_data, tmp_path):
     assert all(int(line["rows_checked_per_step"]) > 0 for line in lines[1:])
 
 
+@pytest.mark.drill
+def test_start(committed_results, benchmark_data, tmp_path, capsys):
+    program("bench_start").main(
+        ["--smoke", "--data", str(benchmark_data), "--csv", str(tmp_path / "start.csv")]
+    )
+    lines = measured(tmp_path / "start.csv")
+    starts = [line for line in lines if line["part"] == "start"]
+    assert len(starts) == 4 and {line["contender"] for line in starts} == {
+        "one import",
+        "own import",
+    }
+    by_name = {
+        name: [line for line in starts if line["contender"] == name]
+        for name in ("one import", "own import")
+    }
+    for forked, own in zip(*by_name.values(), strict=True):
+        assert forked["ranks"] == own["ranks"] and float(forked["first_step_seconds"]) > 0
+        # ranks that import for themselves share no heap
+        assert 2 * int(forked["private_bytes_of_a_rank"]) < int(own["private_bytes_of_a_rank"])
+    (memory,) = (line for line in lines if line["part"] == "memory")
+    kinds = ("anonymous_bytes", "shared_bytes", "files_bytes")
+    assert sum(int(memory[kind]) for kind in kinds) == int(memory["pss_bytes"])
+    assert int(memory["data_bytes"]) + int(memory["parity_bytes"]) < int(memory["pss_bytes"])
+    assert "in all, by Pss" in capsys.readouterr().out
+
+
 def test_thousand(committed_results, tmp_path, capsys):
     program("bench_thousand").main(["--smoke", "--csv", str(tmp_path / "thousand.csv")])
     lines = measured(tmp_path / "thousand.csv")
