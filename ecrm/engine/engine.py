@@ -402,7 +402,7 @@ class Engine:
                 ahead,
                 state.hooks.asks(),
                 ends_at,
-                self._transport.newcomers_wait,
+                state.asks_for_newcomers,
             )
             came = self._exchange_results(lookup, results, given.skip_troubled)
             skips = given.skip_troubled and bool(came.troubles)
@@ -445,7 +445,8 @@ class Engine:
                 # only after the agreement do all ranks know of the request to stop
                 self.recovery.stopping = self.recovery.stopping or bool(came.stopping)
                 # a run about to end needs no further rank
-                if came.joins and not (self.recovery.stopping or self.over):
+                ends = given.commit or self.recovery.stopping or self.over
+                if came.joins and not ends:
                     self._step_finished()
                     self.recovery.admit()
             put_right = committing and state.put_right

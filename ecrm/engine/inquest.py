@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ecrm.base.errors import EcrmError
@@ -45,9 +45,16 @@ class Inquest:
         return ""
 
     def hear(
-        self, findings: Iterable[str], step: int, phase: str, live: Sequence[int]
+        self,
+        findings: Iterable[str],
+        step: int,
+        phase: str,
+        live: Sequence[int],
+        newcomers: Collection[int] = (),
     ) -> Leaving | None:
         """Take the findings of all ranks on deaths noticed in a phase of a step.
+
+        Findings on `newcomers` are about earlier processes of the ranks, and count no more.
 
         Returns the same on all `live` ranks. Raises an EcrmError with a `speaker` on all ranks, to
         end the run.

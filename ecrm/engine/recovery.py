@@ -108,6 +108,7 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_join, plan_recovery
 from ecrm.transport.base import PeerFailure, Revoked
+from ecrm.transport.membership import Admit
 from ecrm.transport.message import json_part, of_json_part
 from ecrm.transport.piggyback import Outgoing
 
@@ -126,7 +127,7 @@ class Recovery:
     - `stopping`: whether all ranks are to stop at this commit, as asked by a rank.
     - `rollbacks`: number of loads from the durable tier.
     - `completed`: number of finished recoveries.
-    - `resumed_by_recovery`: whether `resume` needed a recovery.
+    - `resumed_by_recovery`: whether `resume` needed a recovery, or this rank has joined.
     - `over_at`: the step before the end of training, by the loaded state; `ends_at`: by the wish
       of a rank. -1 for no end.
     """
@@ -176,7 +177,7 @@ class Recovery:
 
     def admit(self) -> NoReturn:
         """Collective, right after a commit: let the ranks join that wait; raises StepAborted."""
-        self.recover()
+        self.recover(asks=True)
         raise StepAborted
 
     def join(self) -> None:
@@ -186,17 +187,17 @@ class Recovery:
         does.
         """
         self._state.transport.enter()
-        self._newcomer = True
+        self._newcomer = self.resumed_by_recovery = True  # the loops of all ranks go on alike
         self._state.begin_anew(self._state.protection.shape)
         self.recover(shrunk=True)
 
-    def recover(self, why: str = "", shrunk: bool = False) -> None:
+    def recover(self, why: str = "", asks: bool = False, shrunk: bool = False) -> None:
         """Collective among survivors: go back to the commit and share out the dead ranks' roles.
 
-        `why` is the failure seen by this rank, if any. With `shrunk` the transport has just shrunk.
-        Ranks that wait join. Raises Unrecoverable, on every survivor, after losses beyond the
-        protection without a durable tier, or if calls keep failing without a death; an error of
-        REFUSALS for a refusal; the errors of the inquest.
+        `why` is the failure seen by this rank, if any. With `asks`, ranks that wait join. With
+        `shrunk` the transport has just shrunk. Raises Unrecoverable, on every survivor, after
+        losses beyond the protection without a durable tier, or if calls keep failing without a
+        death; an error of REFUSALS for a refusal; the errors of the inquest.
         """
         state, flight = self._state, self._in_flight
         inquest = state.hooks.inquest
@@ -213,7 +214,7 @@ class Recovery:
             try:
                 if not shrunk:
                     live = transport.live
-                    transport.shrink(admit=begins and state.view.live == live)
+                    transport.shrink(self._admits(asks) if begins else Admit.NO)
                     state.failures.shrunk(changed=transport.live != live)
                 # in a broken recovery views may lack a death: a number must not return unseen
                 shrunk = begins = False
@@ -305,6 +306,16 @@ class Recovery:
         dead = sorted(set(held.live) - set(self._state.transport.live))
         return {rank: held.slots_of(rank) for rank in dead}
 
+    def _admits(self, asks: bool) -> Admit:
+        """The wish for ranks that wait, at the begin of a recovery.
+
+        Ranks join right after the commit of a step. If a rank asks, the step is committed: all
+        other ranks ask too, or have failed in the agreement on the commit.
+        """
+        if self._state.view.live != self._state.transport.live or self._noticed.phase != "commit":
+            return Admit.NO
+        return Admit.ASKS if asks else Admit.MAY
+
     def _welcome(self, agreed: Ledger, before: View) -> View:
         """Collective: tell newcomers the state that every rank has at the newest commit.
 
@@ -389,7 +400,9 @@ class Recovery:
             raise error
         noticed, live = agreed.noticed, self._state.transport.live
         inquest = self._state.hooks.inquest
-        leaving = inquest.hear(agreed.findings.values(), noticed.step, noticed.phase, live)
+        leaving = inquest.hear(
+            agreed.findings.values(), noticed.step, noticed.phase, live, agreed.newcomers
+        )
         self._state.failures.check(agreed.futile, agreed.why_in_words)
         return leaving
 

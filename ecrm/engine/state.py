@@ -46,6 +46,7 @@ class EngineState:
       all redundancy back, or at a new layout.
     - `dense`: this rank's dense replica or `None`. `log`: notes of slots, with a replica.
     - `failures`: the record of failures survived.
+    - `admits_from`: the step from which on ranks may join; the same on all ranks.
     - `rebuild_left`: rows still missing, by rebuilding shard. `pace`: this rank's choice of rows to
       rebuild beside a step.
 
@@ -80,7 +81,7 @@ class EngineState:
         self.first_view, self._first_shape = view, protection.shape
         self.layouts = stores.layouts(protection.shape)
         self.hosted: dict[ShardSpace, HostedShard] = {}
-        self.step = self.committed = self.commits = 0
+        self.step = self.committed = self.commits = self.admits_from = 0
         self.failures = FailureLog()
         self.live_at_commit = view.live
         self.rebuild_left: dict[int, int] = {}
@@ -138,6 +139,13 @@ class EngineState:
         return self.protection.failures_left(
             self.view, self.protection.shape, self.lost_since_commit(self.view.live)
         )
+
+    @property
+    def asks_for_newcomers(self) -> bool:
+        """Whether this rank knows of ranks that wait to join, and that can join at this step."""
+        kind = self.protection.kind
+        can = kind.keeps_deltas and kind.exact and self.step >= self.admits_from
+        return can and self.transport.newcomers_wait
 
     def lost_since_commit(self, live: Collection[int]) -> int:
         """Number of failure domains with a rank of `live_at_commit` not in `live`."""

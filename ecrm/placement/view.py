@@ -26,7 +26,7 @@ class View:
     holders; `rebuilding` the shards with rows possibly missing; `live` all live ranks, spares
     included. Sets are ascending. `domains[rank]` is the failure domain of a rank, live or dead:
     ranks lost together, a single rank or all ranks of a host. `joined` are the ranks that have ever
-    joined the run under way.
+    joined the run under way, the last to join last.
     """
 
     epoch: int
@@ -55,10 +55,14 @@ class View:
         busy = set(self.shards) | set(self.slots)
         return tuple(rank for rank in self.live if rank not in busy)
 
-    @property
+    @cached_property
     def reporter(self) -> int:
-        """The rank to print progress and write the run folder: the lowest dense holder."""
-        return self.dense[0]
+        """The rank to print progress and write the run folder.
+
+        The lowest dense holder that has never joined, or else the dense holder that joined first.
+        """
+        joined = {rank: place for place, rank in enumerate(self.joined)}
+        return min(self.dense, key=lambda rank: (joined.get(rank, -1), rank))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -100,7 +100,7 @@ def plan_join(view: View, joined: Iterable[int], first: View, dense_replicas: in
         epoch=view.epoch + 1,
         live=live,
         slots=tuple(slots),
-        joined=tuple(sorted({*view.joined, *new})),
+        joined=(*(rank for rank in view.joined if rank not in new), *sorted(new)),
     )
     return replace(after, dense=dense_holders(after, dense_replicas))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ecrm.process.calls import CallCount
 from ecrm.transport.base import Transport, WrappedTransport
+from ecrm.transport.membership import Admit
 from ecrm.transport.message import Part, Received
 
 
@@ -28,6 +29,6 @@ class CountedTransport(WrappedTransport):
         with self._calls.call():
             return self.inner.agree_alike(flag, word)
 
-    def shrink(self, admit: bool = False) -> None:
+    def shrink(self, admit: Admit = Admit.NO) -> None:
         with self._calls.call():
             self.inner.shrink(admit)

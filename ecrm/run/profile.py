@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ecrm.transport.base import Transport, WrappedTransport
+from ecrm.transport.membership import Admit
 from ecrm.transport.message import Part, Received, json_part, of_json_part
 
 TRACED_SPANS = 20_000
@@ -115,7 +116,7 @@ class ProfiledTransport(WrappedTransport):
         with self._timed("agree"):
             return self.inner.agree_alike(flag, word)
 
-    def shrink(self, admit: bool = False) -> None:
+    def shrink(self, admit: Admit = Admit.NO) -> None:
         with self._timed("shrink"):
             self.inner.shrink(admit)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ecrm.base.errors import DataError, ScriptFailed
@@ -86,12 +86,21 @@ class UserCode(Inquest):
         return json.dumps([self.seals, {rank: fault.to_json() for rank, fault in known.items()}])
 
     def hear(
-        self, findings: Iterable[str], step: int, phase: str, live: Sequence[int]
+        self,
+        findings: Iterable[str],
+        step: int,
+        phase: str,
+        live: Sequence[int],
+        newcomers: Collection[int] = (),
     ) -> Leaving | None:
         heard: list[tuple[int, dict[str, list[Any]]]] = [json.loads(text) for text in findings]
         self.seals = max(seals for seals, _ in heard)
         said = (
-            {int(rank): Fault.from_json(fields) for rank, fields in faults.items()}
+            {
+                int(rank): Fault.from_json(fields)
+                for rank, fields in faults.items()
+                if int(rank) not in newcomers
+            }
             for _, faults in heard
         )
         # a fault without places tells nothing against user code

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ecrm.transport import wire
 from ecrm.transport.base import Transport
+from ecrm.transport.membership import Admit
 from ecrm.transport.message import Part, Received, copied
 
 
@@ -28,7 +29,7 @@ class LoneTransport(Transport):
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
         return bool(flag), True
 
-    def shrink(self, admit: bool = False) -> None:
+    def shrink(self, admit: Admit = Admit.NO) -> None:
         pass
 
     def close(self) -> None:

@@ -29,8 +29,8 @@ run, never renumbered after a death.
   exchange or share may complete on some ranks only.
 - After each `PeerFailure`: `shrink`, then undo the step, then `share` the commit of every rank,
   then `agree`. A `PeerFailure` in this recovery begins the recovery anew.
-- After a commit, if ranks wait to join: `shrink(admit=True)` on all ranks, then as after a failure.
-  A rank that joins begins with the calls after this shrink.
+- After a commit, if ranks wait to join: `shrink(Admit.ASKS)` on all ranks, then as after a failure.
+  A rank that joins calls `enter`, then makes the calls after this shrink.
 - Last: `close`. Under MPI the process then ends by `os._exit`.
 
 In code, for a rank with a state to commit:
@@ -76,6 +76,7 @@ from torch import Tensor
 
 from ecrm.base.allocate import lazy_zeros
 from ecrm.device.pulse import Pulse
+from ecrm.transport.membership import Admit
 from ecrm.transport.message import Part, Received, json_part, of_json_part
 from ecrm.transport.shared_memory import SharedMemory
 
@@ -210,12 +211,12 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def shrink(self, admit: bool = False) -> None:
+    def shrink(self, admit: Admit = Admit.NO) -> None:
         """Interrupt every pending call on all ranks and drop the dead from `live`.
 
-        The survivors can then make the next call. If all survivors `admit`, ranks that wait to join
-        are in `live` too. A rank that died in this epoch cannot join by the same shrink. A rank may
-        `admit` only if no recovery is unfinished on any rank.
+        The survivors can then make the next call. If a survivor asks for ranks that wait to join,
+        and all other survivors admit such ranks, the ranks are in `live` too. A rank that died in
+        this epoch cannot join by the same shrink. A rank with an unfinished recovery may not admit.
 
         On return `live` is the same on all survivors returning from this shrink. Does not raise
         `PeerFailure`: ranks dying meanwhile are dropped too, or are found by the next call.
@@ -307,7 +308,7 @@ class WrappedTransport(Transport):
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
         return self.inner.agree_alike(flag, word)
 
-    def shrink(self, admit: bool = False) -> None:
+    def shrink(self, admit: Admit = Admit.NO) -> None:
         self.inner.shrink(admit)
 
     def enter(self) -> None:

@@ -27,7 +27,7 @@ from ecrm.base.errors import EcrmError, UsageError
 from ecrm.kernels.links import Identity, Settings
 from ecrm.transport.base import PeerFailure, Revoked
 from ecrm.transport.carrier import Carrier, Figures
-from ecrm.transport.membership import REPEAT_SECONDS, Member, Phase, unheard_pause
+from ecrm.transport.membership import REPEAT_SECONDS, Admit, Member, Phase, unheard_pause
 from ecrm.transport.membership_socket import MemberSocket, Rendezvous
 from ecrm.transport.packed import KIND_NAMES, PackedTransport, bits_of, meaning_of
 
@@ -143,7 +143,7 @@ class LinkTransport(PackedTransport):
             far *= 2
         return meaning_of(bits)
 
-    def shrink(self, admit: bool = False) -> None:
+    def shrink(self, admit: Admit = Admit.NO) -> None:
         """As in `Transport`.
 
         Waits for live ranks still computing, without a bound; a hanging rank must be killed from

@@ -31,9 +31,9 @@ keep-alive time from this answer. A fenced member is therefore gone before other
 
 A lost rank may join again, as a process with a *life*: a text of the process, in all messages of
 the process and in all messages to the process. The process of the start has the life "". An epoch
-admits the ranks that wait if all members of the epoch before want so. A rank joins one epoch after
-its death at the earliest, and once the lease of the process before is over for certain. Words of
-another life of a rank have no effect.
+has the ranks that wait if a member of the epoch before asks so, and all other members admit ranks.
+A rank joins one epoch after its death at the earliest, and once the lease of the process before is
+over for certain. Words of another life of a rank have no effect.
 
 The head is a single point of failure: its loss ends the run. To replace a lost head, the epoch, the
 members and the time of the last answers would have to be replicated.
@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any
 
 REPEAT_SECONDS = 0.05
@@ -72,6 +72,12 @@ def unheard_pause(keep_alive: float) -> float:
     time from first pair to choice. So a link that heals early costs no host.
     """
     return min(MOST_UNHEARD_PAUSE, 0.15 * GATHER * keep_alive)
+
+
+class Admit(IntEnum):
+    """What a rank wants of a shrink for ranks that wait to join: none of them, may come, come."""
+
+    NO, MAY, ASKS = range(3)
 
 
 Message = dict[str, Any]
@@ -105,7 +111,7 @@ class Head:
         self._answered: dict[int, float] = {}
         self._pairs: dict[tuple[int, int], list[float]] = {}
         self._wanting: set[int] = set()
-        self._admitting: set[int] = set()
+        self._admitting: dict[int, int] = {}
         self._waiting: dict[int, tuple[str, str, Any, float]] = {}
         self._lives: dict[int, str] = {}
         self._joins: Counter[int] = Counter()
@@ -153,7 +159,7 @@ class Head:
             self._tell_state(rank)
         elif kind == "want":
             self.died(now, _ranks(message.get("dead")))
-            self._want(rank, message.get("admit") is True)
+            self._want(rank, message.get("admit"))
         elif kind == "unheard":
             for peer in self.live.intersection(_ranks(message.get("peers"))) - {rank}:
                 pair = (min(rank, peer), max(rank, peer))
@@ -280,10 +286,10 @@ class Head:
             fields["waiting"] = waiting
         self._say(rank, "state", **fields)
 
-    def _want(self, rank: int, admits: bool) -> None:
+    def _want(self, rank: int, admit: Any) -> None:
         first = not self._wanting
         self._wanting.add(rank)
-        self._admitting.update((rank,) if admits else ())
+        self._admitting[rank] = admit if isinstance(admit, int) else Admit.NO
         if first:
             self._revoke()
         self._advance()
@@ -301,13 +307,15 @@ class Head:
         if not self._wanting or not staying <= self._wanting:
             return
         self._departed |= self.left
-        newcomers = self._ready() if staying <= self._admitting else []
+        wishes = {self._admitting.get(rank, Admit.NO) for rank in staying}
+        admits = Admit.NO not in wishes and Admit.ASKS in wishes
+        newcomers = self._ready() if admits else []
         for rank in newcomers:
             self._admit(rank)
         self.live = staying.union(newcomers)
         self.epoch += 1
         self.dead, self.fenced, self.left = set(), set(), set()
-        self._wanting, self._admitting, self._pairs = set(), set(), {}
+        self._wanting, self._admitting, self._pairs = set(), {}, {}
         for rank in sorted(self.live):
             self._tell_epoch(rank)
 
@@ -387,7 +395,7 @@ class Member:
         self.beats = 0
         """The number below the numbers of this process's beats."""
         self._new: Message | None = None
-        self._admits = False
+        self._admit = Admit.NO
         self.revoked = self.fenced = self._released = False
         self.dead: frozenset[int] = frozenset()
         self.left: frozenset[int] = frozenset()
@@ -423,13 +431,13 @@ class Member:
         if set(dead) != set(self._told_dead):
             self._told_dead, self._next = sorted(dead), 0.0
 
-    def want(self, dead: Collection[int], admit: bool = False) -> None:
+    def want(self, dead: Collection[int], admit: Admit = Admit.NO) -> None:
         """This rank has left its calls and wants the next epoch; `dead` as in `know`.
 
-        With `admit` on all members, the epoch has the ranks that wait.
+        The epoch has the ranks that wait, if a member asks so and all other members admit ranks.
         """
         if self.phase is not Phase.WANTING:
-            self.phase, self._next, self._admits = Phase.WANTING, 0.0, admit
+            self.phase, self._next, self._admit = Phase.WANTING, 0.0, admit
         self.know(dead)
 
     def begun(self) -> bool:
@@ -471,7 +479,7 @@ class Member:
             more: dict[Phase, dict[str, Any]] = {
                 Phase.JOINING: {"at": self._at, "dead": list(self._told_dead)},
                 Phase.ENTERING: {"at": self._at, "host": self._host},
-                Phase.WANTING: {"dead": list(self._told_dead), "admit": self._admits},
+                Phase.WANTING: {"dead": list(self._told_dead), "admit": int(self._admit)},
             }
             said.append(self._message(self.phase.value, **more.get(self.phase, {})))
         return said

@@ -13,6 +13,7 @@ from ecrm.base.allocate import ZerosOn
 from ecrm.device.copies import copies_of
 from ecrm.device.pinned import Arena, memory_to_send
 from ecrm.transport.base import Transport, WrappedTransport
+from ecrm.transport.membership import Admit
 from ecrm.transport.message import Part, Picked, Received
 
 
@@ -55,7 +56,7 @@ class StagedTransport(WrappedTransport):
     def share(self, tensors: Sequence[Part]) -> Mapping[int, list[Received]]:
         return self.inner.share(self._on_host(tensors))
 
-    def shrink(self, admit: bool = False) -> None:
+    def shrink(self, admit: Admit = Admit.NO) -> None:
         self._wait()
         self.inner.shrink(admit)
 

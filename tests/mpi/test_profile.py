@@ -28,7 +28,7 @@ class Alone(Transport):
     def agree_alike(self, flag, word):
         return flag, True
 
-    def shrink(self, admit=False):
+    def shrink(self, admit=0):
         pass
 
     def close(self):

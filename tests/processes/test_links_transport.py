@@ -16,7 +16,7 @@ from ecrm.base.errors import EcrmError, UsageError
 from ecrm.transport import links
 from ecrm.transport.base import PeerFailure
 from ecrm.transport.links import LinkTransport
-from ecrm.transport.membership import REPEAT_SECONDS, Head
+from ecrm.transport.membership import REPEAT_SECONDS, Admit, Head
 from ecrm.transport.membership_socket import HeadServer, Rendezvous
 
 SECONDS = 20.0
@@ -203,7 +203,7 @@ def test_a_rank_that_was_lost_joins_again_and_again(rendezvous: Rendezvous) -> N
                     sums.append(float(came[1][0].sum()))
                 transport.agree(True)
                 if transport.newcomers_wait:
-                    transport.shrink(admit=True)
+                    transport.shrink(Admit.ASKS)
                     seen.append(transport.live)
             except PeerFailure:
                 transport.shrink()

@@ -220,7 +220,7 @@ class Recorder(Transport):
     def agree_alike(self, flag, word):
         return flag, True
 
-    def shrink(self, admit=False):
+    def shrink(self, admit=0):
         pass
 
     def close(self):

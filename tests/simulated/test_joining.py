@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from ecrm.engine import events
 from ecrm.engine.hooks import Hooks
 from ecrm.testing.simulate.oracle import truth_of
+from ecrm.testing.simulate.schedule import draw
+from ecrm.testing.simulate.seed_range import run_range
+from ecrm.testing.simulate.simulation import run_schedule
 from ecrm.testing.simulate.workload import Workload, run_workload
 from ecrm.testing.simulated_transport import RandomFaults, RankKilled, SimulatedCluster
 from support.seeds import some_and_more
@@ -133,10 +137,20 @@ def test_a_run_that_ends_waits_for_no_rank():
     assert run.tables == [truth_of(ON_HOSTS).tables]
 
 
+@pytest.mark.parametrize("seeds", some_and_more(8, 60))
+def test_scripts_on_ranks_that_come_back_see_what_an_undisturbed_run_sees(seeds):
+    """Evaluations, checkpoints, logs, schedulers and streams of sessions."""
+    found = Counter()
+    for seed in seeds:
+        drawn = draw(seed, "sessions")
+        kind = drawn.workload.kind
+        if kind.exact and kind.keeps_deltas and not drawn.fatal and drawn.later is None:
+            found += run_schedule(replace(drawn, returns=0.9, deaths=2 * drawn.deaths)).mix
+    assert found["dead ranks that come back"] > len(seeds), found
+
+
 @pytest.mark.parametrize("seeds", some_and_more(12, 300))
 def test_schedules_with_ranks_that_come_back_finish_with_the_oracles_bits(seeds):
-    from ecrm.testing.simulate.seed_range import run_range
-
     totals = run_range(seeds, "returning", jobs=1)
     print(totals)
     hundreds = len(seeds) / 100

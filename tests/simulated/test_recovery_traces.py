@@ -36,6 +36,7 @@ from ecrm.testing.simulated_transport.cluster import SimulatedCluster
 from ecrm.testing.simulated_transport.fault_plan import PhaseFault
 from ecrm.testing.simulated_transport.outcome import RankKilled
 from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.membership import Admit
 
 TRACES = Path(__file__).with_name("traces")
 SMALL = Workload(
@@ -235,7 +236,7 @@ def watched(case: Case, transport: Transport, say: Callable[[str], None]) -> Non
     shrink, exchange = transport.shrink, transport.exchange
     calls = 0
 
-    def told_shrink(admit: bool = False) -> None:
+    def told_shrink(admit: Admit = Admit.NO) -> None:
         shrink(admit)
         say(f"shrink: live are {' '.join(map(str, transport.live))}")
         if transport.rank == case.dies_after_shrink:

@@ -93,7 +93,7 @@ def _gradients_changed_too_early(engine):
         for memory in there:
             memory.zero_()
 
-    def shrunk(admit=False):
+    def shrunk(admit=0):
         shrink(admit)
         for memory, was in kept:
             memory.copy_(was)

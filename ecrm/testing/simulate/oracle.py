@@ -26,6 +26,7 @@ from ecrm.testing.simulate.plain_rows import Floats, PlainOptimizer, PlainRows, 
 from ecrm.testing.simulate.promise import Violation
 from ecrm.testing.simulate.workload import TINY, Job, Workload
 from ecrm.transport.base import Transport
+from ecrm.transport.membership import Admit
 from ecrm.transport.message import Part, Received, copied
 
 
@@ -44,7 +45,7 @@ class Alone(Transport):
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
         return flag, True
 
-    def shrink(self, admit: bool = False) -> None:
+    def shrink(self, admit: Admit = Admit.NO) -> None:
         raise AssertionError("nobody can die here")
 
     def close(self) -> None:

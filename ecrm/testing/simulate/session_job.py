@@ -80,7 +80,7 @@ class SimulatedRun:
         checkpoints: Checkpoints | None = None,
     ) -> None:
         self.engine, self._after_step, self._checkpoints = engine, after_step, checkpoints
-        self._settled = True
+        self._settled = not engine.state.transport.joined
 
     def between_steps(self) -> None:
         if self._checkpoints is not None:
@@ -206,7 +206,7 @@ class SessionJob:
         report: Callable[[dict[str, str]], None],
     ) -> Outcome:
         """See `Job`."""
-        seen = self.seen[transport.rank] = Seen()
+        seen = self.seen[transport.rank] = Seen(joined=transport.joined)
         checkpoints: list[Checkpoints] = []
         engines: list[Engine] = []
 
@@ -236,8 +236,12 @@ class SessionJob:
             engines.append(engine)
             if workload.skip_undo:
                 leave_updates_in_place(engine)
+            began = None
+            if transport.joined:
+                engine.recovery.join()
+                began = min(self.began, default=0)
             after_start(engine)
-            if self._resumes:
+            if self._resumes and not transport.joined:
                 engine.recovery.resume()
                 self.began.add(engine.step)
             if self._kept is not None:
@@ -257,10 +261,12 @@ class SessionJob:
                         hooks.event,
                         lambda: 0.0,
                         lambda work: work(),
+                        first=began,
                     )
                 )
             run = SimulatedRun(engine, after_step, *checkpoints)
-            return Started(run, doing, check_steps=wanted.check_steps)
+            checks = 0 if transport.joined else wanted.check_steps
+            return Started(run, doing, check_steps=checks)
 
         self._script(workload, start, seen)
         (engine,) = engines

@@ -47,6 +47,7 @@ from ecrm.testing.simulated_transport.outcome import (
 )
 from ecrm.testing.simulated_transport.transport import SimulatedTransport
 from ecrm.transport.base import PeerFailure, Revoked, Transport
+from ecrm.transport.membership import Admit
 
 
 class Member:
@@ -252,16 +253,16 @@ class SimulatedCluster:
             if each.dead and 0 <= each.returns_at <= self._calls and each.rank not in members
         ]
 
-    def shrink(self, rank: int, admit: bool = False) -> None:
+    def shrink(self, rank: int, admit: Admit) -> None:
         """Revoke, wait for all live ranks, move the live ranks to a new communicator.
 
-        With `admit` on all survivors, ranks that wait join the new communicator.
+        Ranks that wait join the new communicator if survivors want so: see `Transport.shrink`.
         """
         member = self._members[rank]
         when = self._begin(member, SHRINK)
         communicator = member.communicator
         communicator.shrinking.add(rank)
-        communicator.admitting.update((rank,) if admit else ())
+        communicator.admitting[rank] = admit
         self._wake_all(communicator)
         if when == DURING:
             self._die(member, DURING)
@@ -333,7 +334,8 @@ class SimulatedCluster:
         died_inside = sorted(communicator.shrinking & communicator.dead)
         staying = [rank for rank in died_inside if self._random.random() < self._stays]
         living = communicator.shrinking - communicator.dead
-        admits = bool(living) and living <= communicator.admitting
+        wishes = {communicator.admitting.get(rank, Admit.NO) for rank in living}
+        admits = Admit.NO not in wishes and Admit.ASKS in wishes
         newcomers = self._newcomers(communicator.members) if admits else []
         survivors = communicator.after_shrink(staying, [each.rank for each in newcomers])
         for each in newcomers:

@@ -36,7 +36,7 @@ class Communicator:
         self.dead = set(dead)
         self.left: set[int] = set()
         self.shrinking: set[int] = set()
-        self.admitting: set[int] = set()
+        self.admitting: dict[int, int] = {}
         self._calls: dict[int, Call] = {}
         self._numbers = dict.fromkeys(members, 0)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from ecrm.base.allocate import lazy_zeros
 from ecrm.transport import wire
 from ecrm.transport.base import Transport
+from ecrm.transport.membership import Admit
 from ecrm.transport.message import Part, Picked, Received, copied
 
 
@@ -20,7 +21,7 @@ class Calls(Protocol):
     def live(self, rank: int) -> tuple[int, ...]: ...
     def collective(self, rank: int, method: str, contribution: object) -> dict[int, Any]: ...
     def newcomers_wait(self, rank: int) -> bool: ...
-    def shrink(self, rank: int, admit: bool) -> None: ...
+    def shrink(self, rank: int, admit: Admit) -> None: ...
     def leave(self, rank: int) -> None: ...
 
 
@@ -83,7 +84,7 @@ class SimulatedTransport(Transport):
         words = {word for _, word in said if word is not None}
         return all(flag for flag, _ in said), len(words) < 2
 
-    def shrink(self, admit: bool = False) -> None:
+    def shrink(self, admit: Admit = Admit.NO) -> None:
         self._cluster.shrink(self.rank, admit)
 
     def close(self) -> None:
