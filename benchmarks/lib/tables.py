@@ -314,6 +314,24 @@ def wire(rows: Sequence[Row]) -> list[str]:
     return markdown(header, lines)
 
 
+def network(rows: Sequence[Row]) -> list[str]:
+    """Steps on hosts with slow links, by contender; medians over the rounds."""
+    header = ("ids a bag", "contender", "ms a step", "samples/s", "sent by a rank in a step, MB")
+    lines = []
+    for (ids, contender), mine in groups(rows, "ids_per_bag", "contender").items():
+        sent = [row for row in mine if row["sent_mb"] != ""]
+        lines.append(
+            (
+                str(ids),
+                str(contender),
+                f"{statistics.median(numbers(mine, 'step_ms')):,.0f}",
+                f"{statistics.median(numbers(mine, 'samples_per_second')):,.0f}",
+                f"{statistics.median(numbers(sent, 'sent_mb')):.1f}" if sent else "-",
+            )
+        )
+    return markdown(header, lines)
+
+
 WIRE = (
     *("rows", "sums of bags", "gradients of rows", "gradients of bags", "parity deltas"),
     *("requests", "lists of bags"),
@@ -787,6 +805,7 @@ TABLES: dict[str, Table | Picture] = {
     "wire": Table("wire.csv", wire),
     "start": Table("start.csv", start),
     "server memory": Table("start.csv", server_memory),
+    "network": Table("network.csv", network),
     "checkpoint": Table("checkpoint.csv", checkpoint),
     "checkpoint runs": Table("checkpoint_runs.csv", checkpoint_runs),
     "kernels": Table("kernels.csv", kernels),

@@ -293,8 +293,8 @@ def test_a_reset_of_the_ssh_connections_costs_no_rank_and_no_line(train, undistu
     assert "model_sha256" in run.output.partition("step")[2], run.output
 
 
-CABLES = {"lose": (0.05, 0, 0, 0), "delay": (0, 25, 10, 0), "slow": (0, 0, 0, 1250)}
-"""Of each host, in shares, milliseconds and bytes per millisecond: a hundredth of a gigabit.
+CABLES = {"lose": (0.05, 0, 0, 0), "delay": (0, 25, 10, 0), "slow": (0, 0, 0, 10)}
+"""Of each host, in shares, milliseconds and megabits a second: a hundredth of a gigabit.
 
 Two cables lie between two hosts.
 """
@@ -304,7 +304,7 @@ Two cables lie between two hosts.
 def test_cables_that_lose_and_delay_cost_time_alone(train, undisturbed_short, bad):
     if shutil.which("g++") is None or not os.access("/dev/net/tun", os.W_OK):
         pytest.skip("no g++, or no /dev/net/tun")
-    run = train(3, {**ONE_LOST, **SHORT}, bad=bad).finish()
+    run = train(3, {**ONE_LOST, **SHORT}, bad=bad[:3], rate=bad[3]).finish()
     check(run, undisturbed_short, [])
     print(f"usual step {usual_step(run):.3f} s, longest {longest_step(run):.3f} s")
     assert usual_step(run) > 2 * bad[1] / 1000, "the cable was there"

@@ -113,7 +113,8 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
     """Starts training on so many imitated hosts, and ends it in the end.
 
     They train the tiny config, or a `script` with its arguments. Hosts are reached `by` real ssh,
-    or Slurm in an allocation, or by default an imitation of ssh. `bad` cables lose and delay.
+    or Slurm in an allocation, or by default an imitation of ssh. `bad` cables lose and delay. With
+    a `rate`, megabits a second, cables are slow.
     """
     all_trainings, all_hosts, clusters = [], [], []
 
@@ -125,9 +126,10 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
         slots: int = 2,
         by: str = "",
         script: tuple[str, ...] = (),
-        bad: tuple[float, float, float, float] | None = None,
+        bad: tuple[float, float, float] | None = None,
+        rate: float = 0.0,
     ) -> Training:
-        hosts = ImitatedHosts(count, bad)
+        hosts = ImitatedHosts(count, bad, rate)
         all_hosts.append(hosts)
         hosts.__enter__()
         private, file, folder = tmp_path / "private", tmp_path / "hosts", tmp_path / "run"

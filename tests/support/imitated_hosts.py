@@ -24,12 +24,15 @@ SECONDS = 20
 class ImitatedHosts:
     """Hosts h1 to hN; names of their namespaces and devices are used by no other process.
 
-    With `bad`, (share lost, milliseconds of delay, of jitter, and bytes per millisecond or 0), the
-    cable of each host is a process (support/programs/cable.cpp): kernels need not have netem.
+    With `bad`, (share lost, milliseconds of delay, of jitter), the cable of each host is a process
+    (support/programs/cable.cpp): kernels need not have netem. So with a `rate`, megabits a second
+    each way.
     """
 
-    def __init__(self, count: int, bad: tuple[float, float, float, float] | None = None) -> None:
-        self._bad = bad
+    def __init__(
+        self, count: int, bad: tuple[float, float, float] | None = None, rate: float = 0.0
+    ) -> None:
+        self._bad, self._rate = (bad or (0.0, 0.0, 0.0)) if bad or rate else None, rate
         self._relays: list[subprocess.Popen[str]] = []
         self.names = [f"h{number}" for number in range(1, count + 1)]
         self.bridge = f"eb{os.getpid()}"
@@ -147,13 +150,16 @@ class ImitatedHosts:
     def _cable(self, name: str) -> str:
         return f"ec{os.getpid()}{name}"
 
-    def _relay(self, name: str, bad: tuple[float, float, float, float]) -> None:
+    def _relay(self, name: str, bad: tuple[float, float, float]) -> None:
         """A cable that loses and delays; its far end is eth0 of the host."""
         far = f"ef{os.getpid()}{name}"
-        words = [cable_program(), far, self._cable(name), *map(str, bad)]
+        words = [cable_program(), far, self._cable(name), *map(str, bad), str(self._rate)]
         relay = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         self._relays.append(relay)
         assert relay.stdout is not None and relay.stdout.readline() == "ready\n"
+        if self._rate:  # fewer frames: the process has to carry each
+            for end in (far, self._cable(name)):
+                _ip("link", "set", end, "mtu", "9000")
         _ip("link", "set", far, "netns", self.namespace(name))
         _ip("-n", self.namespace(name), "link", "set", far, "name", "eth0")
 

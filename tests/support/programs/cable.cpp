@@ -1,8 +1,9 @@
 // A cable that loses and delays what it carries, between two TAP devices of this machine:
 //     cable DEVICE DEVICE LOSS DELAY JITTER [RATE]
 // LOSS is a share, DELAY and JITTER are milliseconds each way. Frames may overtake each other, as
-// the jitter wants. RATE is in bytes per millisecond each way; frames behind 100 ms of others are
-// lost, as in a switch. Says "ready" once both devices are there; they go with the process.
+// the jitter wants. RATE is megabits a second each way, 0 for no limit: a frame leaves after those
+// before it, and one that would wait longer than QUEUE is lost. Says "ready" once both devices are
+// there; they go with the process.
 #include <fcntl.h>
 #include <linux/if.h>
 #include <linux/if_tun.h>
@@ -19,6 +20,8 @@
 #include <random>
 #include <string>
 #include <utility>
+
+static const double QUEUE = 100;  // milliseconds
 
 static double now() {
   const auto since = std::chrono::steady_clock::now().time_since_epoch();
@@ -40,8 +43,8 @@ static int device(const char* name) {
 int main(int count, char** words) {
   const int ends[2] = {device(words[1]), device(words[2])};
   const double loss = atof(words[3]), delay = atof(words[4]), jitter = atof(words[5]);
-  const double rate = count > 6 ? atof(words[6]) : 0;
-  double free_at[2] = {0, 0};
+  const double rate = words[6] == nullptr ? 0 : atof(words[6]);
+  double free_at[2] = {0, 0};  // when the cable has sent all that entered at an end
   std::mt19937 draw(1);
   std::uniform_real_distribution<double> share(0, 1);
   std::multimap<double, std::pair<int, std::string>> under_way;  // by arrival: end, frame
@@ -60,12 +63,13 @@ int main(int count, char** words) {
       ssize_t size;
       while ((size = read(ends[end], frame, sizeof frame)) > 0)
         if (share(draw) >= loss) {
-          double sent = now();
+          double leaves = now();
           if (rate > 0) {
-            if (free_at[end] > sent + 100) continue;
-            sent = free_at[end] = std::max(free_at[end], sent) + size / rate;
+            if (free_at[end] > leaves + QUEUE) continue;
+            if (free_at[end] > leaves) leaves = free_at[end];
+            leaves = free_at[end] = leaves + static_cast<double>(size) * 8e-3 / rate;
           }
-          under_way.emplace(sent + delay + jitter * share(draw),
+          under_way.emplace(leaves + delay + jitter * share(draw),
                             std::make_pair(1 - end, std::string(frame, size)));
         }
     }
