@@ -42,7 +42,7 @@ STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(LOCK) 
 
 # make gpu [OUTPUT=DIR]             all that an NVIDIA GPU has to show, in under ten minutes; see benchmarks/gpu_check.py
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default, some hours on 2 cores
-.PHONY: train lint test drill drill-long gpu demo simulate coverage bench bench-accuracy bench-protections figures lock wheel check-wheel docs site clean venv
+.PHONY: train lint test drill drill-long gpu demo simulate coverage mutants endurance bench bench-accuracy bench-protections figures lock wheel check-wheel docs site clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -117,6 +117,15 @@ coverage: $(STAMP)
 	$(BIN)/python -m coverage run --data-file=$(VENV)/coverage --branch \
 	  --include='ecrm/engine/*,ecrm/placement/*,ecrm/protection/*' -m ecrm simulate --seeds 0:300 --jobs 1
 	$(BIN)/python -m coverage report --data-file=$(VENV)/coverage --show-missing
+
+# make mutants                      small changes of the code, drawn with a seed: whether the tests notice; hours for all rooms
+mutants: $(STAMP)
+	@[ -d $(VENV)/mutants ] || $(BIN)/pip install --quiet --target $(VENV)/mutants cosmic-ray==8.7.0
+	$(BIN)/python tests/mutants.py $(ARGS)
+
+# make endurance                    12 ranks, one killed every 15 s for 30 minutes, against a calm run
+endurance: $(STAMP)
+	$(BIN)/python benchmarks/endurance.py $(ARGS)
 
 bench: $(STAMP)
 	@for program in $(filter-out %/bench_gpu.py,$(wildcard benchmarks/bench_*.py)); do echo "$$program"; $(BIN)/python "$$program" $(ARGS); done
