@@ -27,7 +27,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(Path(sys.prefix) / "mutants"))  # cosmic-ray and its packages
 EXPLAINED = ROOT / "tests" / "mutants.toml"
 
-SCHEDULES = "tests/simulated/test_schedules.py"
+SCHEDULES = [
+    f"tests/simulated/test_schedules.py::test_{name}[some]"
+    for name in (
+        "survivable_schedules_finish_with_the_oracles_bits",
+        "one_fault_too_many_is_refused_or_survived_but_never_wrong",
+    )
+]
 LAYOUT = ["tests/unit/test_placement.py", "tests/unit/test_tables.py"]
 RECOVERY = ["test_recovery_traces", "test_engine_parts", "test_ledger", "test_lost_touch"]
 REDUNDANCY = ["test_protections_contract", "test_scrub", "test_chain", "test_replicate"]
@@ -40,7 +46,7 @@ def simulated(*names: str) -> list[str]:
 ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "placement": (
         ["ecrm/placement"],
-        [*LAYOUT, "tests/unit/test_sparse_optimizers.py", "tests/unit/test_sizing.py", SCHEDULES],
+        [*LAYOUT, "tests/unit/test_sparse_optimizers.py", "tests/unit/test_sizing.py", *SCHEDULES],
     ),
     "coding": (
         ["ecrm/protection/coding"],
@@ -51,7 +57,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         [
             *simulated(*RECOVERY, "test_replica_check", "test_agreed_stop", "test_stop"),
             "tests/unit/test_step_log.py",
-            SCHEDULES,
+            *SCHEDULES,
             *simulated("test_traffic", "test_checkpoint", "test_session"),
         ],
     ),
@@ -60,7 +66,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         [
             "tests/unit/test_protection_kinds.py",
             *simulated(*REDUNDANCY),
-            SCHEDULES,
+            *SCHEDULES,
             *simulated("test_stateless", "test_mapped"),
         ],
     ),
