@@ -164,6 +164,8 @@ def test_wrong_bytes_are_refused():
         code.encode(np.zeros((2, 4), dtype=np.float32))
     with pytest.raises(ValueError, match="one length"):
         code.reconstruct({0: np.zeros(4, dtype=np.uint8), 1: np.zeros(5, dtype=np.uint8)}, (2,))
+    with pytest.raises(ValueError, match="uint8 vectors"):
+        code.reconstruct({unit: np.zeros((), dtype=np.uint8) for unit in (0, 1)}, (2,))
 
 
 def syndromes(code: ReedSolomon, data: np.ndarray, errors: dict[int, np.ndarray]) -> np.ndarray:
