@@ -23,6 +23,7 @@ comes. `ecrm.transport.membership_socket` carries the messages by UDP, out of re
 | enter | newcomer | this process wants to be a lost rank, and listens at `at` on `host` |
 | wait | head | the newcomer waits for an epoch that admits ranks |
 | gone | watcher | the process of a rank that has joined is dead |
+| died | watcher | the processes of these ranks, of the start, are dead |
 
 A new epoch begins once all members of the epoch want it, except the dead and the members that have
 left. A fenced member counts as dead once its death is told, or once its lease is over. The lease of
@@ -175,6 +176,10 @@ class Head:
             return False
         self._answered[rank] = now
         return True
+
+    def hear_of_deaths(self, now: float, ranks: Any) -> None:
+        """Take the watcher's word, said a few times: processes of ranks that joined live on."""
+        self.died(now, {rank for rank in _ranks(ranks) if not self._lives.get(rank)})
 
     def died(self, now: float, ranks: Collection[int]) -> None:
         """The death of these ranks is certain."""

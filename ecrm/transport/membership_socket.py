@@ -186,8 +186,7 @@ class HeadServer:
                 self._refused = True
                 self._say(f"ecrm: {sender[0]} is no member of this run: refused (told once)")
         elif message.get("is") == "died":  # of the process that watches the hosts
-            dead = message.get("dead")
-            self._head.died(self._clock(), {*dead} if isinstance(dead, list) else ())
+            self._head.hear_of_deaths(self._clock(), message.get("dead"))
         elif isinstance(message.get("rank"), int):
             self._where[message["rank"], str(message.get("life", ""))] = sender
             self._head.hear(self._clock(), message)

@@ -565,3 +565,12 @@ def test_words_of_an_earlier_process_of_a_rank_have_no_effect() -> None:
     assert not member.fenced
     head.hear(5.2, {"is": "gone", "rank": 1, "epoch": 3, "life": "a"})
     assert head.dead == {1}
+
+
+def test_the_watchers_word_is_on_processes_of_the_start_alone():
+    """It is said a few times, and a rank may have joined again meanwhile."""
+    head = Head(["h1", "h2", "h3"], KEEP_ALIVE)
+    head._lives[2] = "a later life"
+    for dead in ([1, 2], [[1], 1], None, "1"):
+        head.hear_of_deaths(0.0, dead)
+    assert (head.dead, head.live) == ({1}, {0, 1, 2})
