@@ -9,6 +9,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,10 +28,13 @@ from ecrm.config import check, load_config
 from ecrm.config.check import KEYS, check_value
 from ecrm.drill.options import check_survivable, parse_disturbance
 from ecrm.kernels import native
+from ecrm.kernels.pieces import Piece
 from ecrm.launch.memory_needs import check_memory
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.process.device import use_device
+from ecrm.protection.pooled import SummedBags
 from ecrm.protection.registry import make_protection
+from ecrm.protection.routing import FoundRows
 from ecrm.run.claim import check_shared
 from ecrm.run.connect import start_view
 from ecrm.run.hello import check_version_sets, needed_versions
@@ -38,6 +42,10 @@ from ecrm.run.inputs import use_instruction_set
 from ecrm.run.memory_check import judge_gpus, judged
 from ecrm.run.plan import find_starting_point, kept_by, plan
 from ecrm.storage import prefault
+from ecrm.tables.batch_rows import BatchRows
+from ecrm.tables.collections import LookedUp
+from ecrm.tables.layout import Entry
+from ecrm.tables.row_source import FetchedRows
 from support.advice import check_advice, dataset, refusal
 from support.columns import SMALL, prepared_small
 
@@ -243,6 +251,7 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
     check_advice(_fits_a_gpu_of_10_mb, [*large, "storage.device=cuda"])
     check_advice(_tables_of_a_script_fit_a_gpu, [*data, "storage.device=cuda"])
     check_advice(_tables_of_a_script_fit, [*data, "storage.prefault=true"])
+    check_advice(_rows_and_sums_of_a_table_are_used, [*data, "cluster.placement=tables"])
     # no TensorBoard
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(native, "use", _only_portable)
@@ -309,6 +318,17 @@ def _tables_of_a_script_fit(overrides: Sequence[str]) -> None:
 def _tables_of_a_script_fit_a_gpu(overrides: Sequence[str]) -> None:
     if load_config("tiny", overrides).storage.device == "cuda":
         judge_gpus({0: 2000}, {0: ("one", 1000)}, {0: "a"})
+
+
+def _rows_and_sums_of_a_table_are_used(overrides: Sequence[str]) -> None:
+    """As for a batch whose bags were summed on their servers, if the placement allows."""
+    rows, whole = torch.ones(1, 4), load_config("tiny", overrides).cluster.whole_tables
+    place = torch.tensor([0])
+    found = FoundRows(1, 4, [Piece(rows, 0, None, place)], torch.empty)
+    if whole:
+        found = replace(found, summed=[SummedBags(place, rows)])
+    fetched = FetchedRows([rows], BatchRows([place], {}, []), found={0: found})
+    LookedUp((Entry(0, "f", "t", 1, "sum"),), "sum", 0, place, None, fetched).rows()
 
 
 def _only_portable(name: str) -> None:

@@ -19,11 +19,11 @@ from torchrec import (
 )
 
 from ecrm.base.errors import DataError, StrayId, UsageError
-from ecrm.kernels.bag_sum import RowPieces
 from ecrm.kernels.pieces import Piece
 from ecrm.kernels.unit_order import unique_with_uses
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
+from ecrm.protection.routing import FoundRows
 from ecrm.tables.batch_rows import BatchRows, find_kjts
 from ecrm.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from ecrm.tables.pooling import pool, reads_in_place
@@ -666,7 +666,7 @@ def test_bags_are_pooled_where_the_rows_lie(mode):
     values = torch.randn(len(unique), 8, generator=torch.Generator().manual_seed(1))
     pieces = [Piece(values[[0]], 0, None, torch.tensor([0]))]
     pieces.append(Piece(values, 0, torch.tensor([2, 1]), torch.tensor([2, 1])))
-    found = RowPieces(len(unique), 8, pieces)
+    found = FoundRows(len(unique), 8, pieces, torch.empty)
     filled, leaf = values.clone().requires_grad_(), torch.full_like(values, torch.nan)
     assert reads_in_place(leaf.requires_grad_(), kind, weights)
     expected = pool(filled, places, lengths, kind, weights)
