@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from support.commands import ecrm
 from support.drilling import LONG, RUN_SECONDS, Mpirun, Run, launch, mpirun_line
-from support.examples import EXAMPLES, run_example
+from support.examples import EXAMPLES, LAYOUT, run_example
 from support.host_loss import (
     KEEP_ALIVE,
     ONE_LOST,
@@ -70,6 +71,25 @@ def test_a_host_is_lost_while_a_script_trains(train, tmp_path):
     sets = {**ONE_LOST, "protection.k": 2, "protection.verify_parity_at_end": "true"}
     training = train(3, sets, script=(str(EXAMPLES / "two_tower.py"), *own))
     survives_the_loss(training, "h2", [1, 4], calm.model)
+
+
+@pytest.mark.parametrize("placement", ["rows", "tables"])
+def test_a_host_is_lost_whose_servers_sum_bags(train, tmp_path, placement):
+    """Both placements have the model of one host by rows, and only whole tables are summed."""
+    script = (str(PROGRAMS / "many_ids.py"), "400")
+    calm = tmp_path / "calm"
+    words = ("launch", script[0], *LAYOUT, "--run-dir", str(calm), "--", script[1])
+    done = ecrm(*words, cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sets = {**ONE_LOST, "protection.k": 2, "protection.verify_parity_at_end": "true"}
+    training = train(3, {**sets, "cluster.placement": placement}, script=script)
+    survives_the_loss(training, "h2", [1, 4], Run(0, "", calm).model)
+    of_servers = [
+        rank["kernels"]
+        for rank in Run(0, "", training.folder).summary["traffic_bytes_per_rank"]
+        if rank["rank"] in (0, 2)  # servers without slots
+    ]
+    assert [("bag_sum" in kernels) for kernels in of_servers] == [placement == "tables"] * 2
 
 
 @pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
