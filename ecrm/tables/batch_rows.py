@@ -128,10 +128,17 @@ class BatchRows:
         Raises StrayId for an id outside of its table, DataError for ids neither int64 nor int32,
         UsageError for an id without a fetched row, and KeyError for a missing feature.
         """
-        known = self._places.get((id(kjt), layout.number))
-        if known is not None and _same(self._made_of[id(kjt)], _ids_of(kjt)):
+        known = self._places.get((self._original(kjt), layout.number))
+        if known is not None:
             return known
         return [IdPlaces(self._search(group, features())) for group in layout.groups]
+
+    def _original(self, kjt: object) -> int:
+        """The `id()` of the kjt of the batch with these very ids, as after `kjt.to`; 0 for none."""
+        own = [each for each in self._kjts if each is kjt]
+        alike = own or [each for each in self._kjts if _keys(each) == _keys(kjt)]
+        now = _ids_of(kjt) if alike else []
+        return next((id(each) for each in alike if _same(self._made_of[id(each)], now)), 0)
 
     def _search(self, group: Group, features: Mapping[str, JaggedTensor]) -> Tensor:
         rows, found = self.rows[group.space], []
@@ -208,6 +215,11 @@ def _ids_of(kjt: Any) -> list[tuple[Tensor, int]]:
         (each, tensor_digest(each) if each.is_cpu else 0 if each.is_inference() else each._version)
         for each in tensors
     ]
+
+
+def _keys(kjt: Any) -> list[str]:
+    """The features of a batch, in order."""
+    return list(kjt.keys())
 
 
 def _same(before: list[tuple[Tensor, int]], now: list[tuple[Tensor, int]]) -> bool:

@@ -79,6 +79,15 @@ class Twice(Bags):
         return super().forward(ids) * self.bags(ids).values().sum(1)
 
 
+class Moved(Bags):
+    """Looks up the batch's ids in a new KeyedJaggedTensor, as scripts make for a device."""
+
+    def forward(self, ids):
+        moved = ids.to(torch.device("cpu"))
+        assert moved is not ids
+        return super().forward(moved)
+
+
 class Reordered(Bags):
     """Looks up ids in a new KeyedJaggedTensor."""
 
@@ -200,6 +209,11 @@ def test_bags_looked_up_twice_have_gradients_of_rows():
     left, *_ = trained(ROWS, train=script(Twice))
     other, sums, gradients = trained(train=script(Twice))
     assert left == other and sums and not gradients
+
+
+def test_ids_in_a_new_object_are_those_of_the_batch(by_rows):
+    left, sums, gradients = trained(train=script(Moved))
+    assert left == by_rows and sums == gradients > 0
 
 
 def test_another_use_of_the_rows_is_refused_by_name():
