@@ -157,20 +157,20 @@ def asked_bags(
     if layout.places is None or not wanted.numel():
         return {}
     firsts = layout.places.bounds_in(wanted)
-    homes = layout.places.homes
+    by_home: dict[int, dict[int, list[int]]] = {}
+    for feature, table in enumerate(bags.tables):
+        by_home.setdefault(layout.places.homes[table], {}).setdefault(table, []).append(feature)
     found = {}
     for shard, place in parts:
-        if not pools(shard):
+        if shard not in by_home or not pools(shard):
             continue
-        of_shard = [number for number, table in enumerate(bags.tables) if homes[table] == shard]
         chosen: list[int] = []
         alone = torch.ones(place.numel(), dtype=torch.bool)
         shift: dict[int, int] = {}
-        for table in dict.fromkeys(bags.tables[number] for number in of_shard):
-            features = [number for number in of_shard if bags.tables[number] == table]
+        for table, features in by_home[shard].items():
             first, end = firsts[table], firsts[table + 1]
-            count = sum(bags.bags[number] for number in features)
-            numbers = count + sum(bags.uses[number] for number in features)
+            count = sum(bags.bags[feature] for feature in features)
+            numbers = count + sum(bags.uses[feature] for feature in features)
             by_rows = 2 * FLOAT_BYTES * dim * (end - first)
             if 2 * FLOAT_BYTES * dim * count + NUMBER_BYTES * numbers >= by_rows:
                 continue
