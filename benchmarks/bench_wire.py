@@ -5,7 +5,8 @@
 
 Ranks are simulated, each on a host of its own, and are server and trainer in one. Messages are
 counted as the transports pack them, so no number depends on the machine. Protection is erasure with
-m = 1 and a commit in every step. Each table has one feature, and ids are drawn by Zipf's law.
+m = 1 and a commit in every step. Each table has one feature. Ids of the first cases are those of
+bench_session.py in its embedding-heavy regime; others are drawn by Zipf's law.
 
 The models of both placements must have the same losses. Writes benchmarks/results/wire.csv.
 """
@@ -14,16 +15,22 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torchrec import KeyedJaggedTensor
+
+from ecrm.config import load_config
 from ecrm.placement.table_places import SPREAD, place_tables
 from ecrm.placement.tables import Table, row_spaces
 from lib import tables
-from lib.measure import device, target, write_csv
-from lib.wire_bytes import KINDS, OTHER, PARITY, REQUESTS, Case, sent
+from lib.measure import REGIMES, ZIPF, device, prepare, set_words, target, write_csv
+from lib.plain_dlrm import open_dataset, read_batch
+from lib.wire_bytes import KINDS, OTHER, PARITY, REQUESTS, Case, Draw, drawn, sent
 
 KAGGLE = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27),
@@ -32,11 +39,15 @@ KAGGLE = (
 """Rows of the tables of Criteo's Kaggle set."""
 
 EQUAL = (200_000,) * 26
+DATA_ROWS = 200_000
 SKEWED = tuple(int(1e7 / number**1.2) for number in range(1, 27))
 
+OF_SESSION = {
+    "bench_session.py, 20 ids a bag": Case(EQUAL, 128, 512, 20, 5, 4),
+    "bench_session.py, 1 id a bag": Case(EQUAL, 128, 2048, 1, 5, 4),
+}
 FULL = {
-    "26 tables of 200,000 rows, 20 ids a bag": Case(EQUAL, 128, 512, 20, 5, 4),
-    "26 tables of 200,000 rows, 1 id a bag": Case(EQUAL, 128, 2048, 1, 5, 4),
+    **OF_SESSION,
     "Criteo's Kaggle tables, 20 ids a bag": Case(KAGGLE, 128, 512, 20, 5, 4),
     "tables by Zipf's law, 20 ids a bag": Case(SKEWED, 128, 512, 20, 5, 4),
 }
@@ -68,9 +79,28 @@ def pooled_alone(case: Case) -> float:
     return away * bags * (8 * case.ids_per_bag + 2 * 4 * case.dim)
 
 
-def measured(name: str, case: Case) -> list[dict[str, Any]]:
+def of_session(folder: Path) -> Draw:
+    """The batches that bench_session.py trains on, from data generated into a folder."""
+    data = prepare(folder, DATA_ROWS, ZIPF)
+    sets = {**REGIMES["embedding-heavy"], "data.path": str(data)}
+    config = load_config("quickstart", set_words(sets)[1::2])
+    dataset = open_dataset(config)
+
+    def draw(case: Case, step: int, slot: int) -> KeyedJaggedTensor:
+        assert tuple(rows for _, rows in dataset.tables) == case.rows
+        train = replace(config.train, global_batch=case.ranks * case.samples)
+        of_case = replace(config, train=train)
+        bags = read_batch(dataset, of_case, step, slot, case.ranks, case.ids_per_bag)
+        ids, lengths = bags.sparse_features.values(), bags.sparse_features.lengths()
+        keys = [f"f{number}" for number in range(len(case.rows))]
+        return KeyedJaggedTensor(keys, ids.long(), lengths=lengths.long())
+
+    return draw
+
+
+def measured(name: str, case: Case, draw: Draw) -> list[dict[str, Any]]:
     """A row of the CSV for each placement."""
-    found = {"rows": sent(case, False), "tables": sent(case, True)}
+    found = {"rows": sent(case, False, draw), "tables": sent(case, True, draw)}
     if found["rows"].loss != found["tables"].loss:
         sys.exit(f"{name}: placements have different losses: report this as a bug")
     return [
@@ -94,15 +124,18 @@ def main(words: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
     parser.add_argument("--csv", type=Path, help="default: benchmarks/results/wire.csv")
     options = parser.parse_args(words)
     warnings.filterwarnings("ignore")
-    rows = []
-    for name, case in (SMOKE if options.smoke else FULL).items():
-        rows += [{**row, **device()} for row in measured(name, case)]
-        print("\n".join(tables.wire(rows)), flush=True)
     csv = target("wire.csv", options.csv, options.smoke)
-    write_csv(csv, rows)
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, case in (SMOKE if options.smoke else FULL).items():
+            draw = of_session(options.data or Path(scratch)) if name in OF_SESSION else drawn
+            rows += [{**row, **device()} for row in measured(name, case, draw)]
+            print("\n".join(tables.wire(rows)), flush=True)
+            write_csv(csv, rows)
     print(f"written to {csv}")
 
 

@@ -7,7 +7,7 @@ as the transports pack them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,7 +153,11 @@ class Sent:
         return max(each.total() for each in self.ranks)
 
 
-def sent(case: Case, whole_tables: bool, steps: int = 3) -> Sent:
+Draw = Callable[[Case, int, int], KeyedJaggedTensor]
+"""(case, step, slot) -> the ids of a slot in a step."""
+
+
+def sent(case: Case, whole_tables: bool, draw: Draw = drawn, steps: int = 3) -> Sent:
     """The bytes of the last step but one; ranks are server and trainer in one."""
 
     def program(transport: Transport) -> tuple[Counter[str], float]:
@@ -181,7 +185,7 @@ def sent(case: Case, whole_tables: bool, steps: int = 3) -> Sent:
         )
         marks: list[Counter[str]] = []
         losses: list[Any] = []
-        batches = session.steps(lambda step, slot: drawn(case, step, slot), steps)
+        batches = session.steps(lambda step, slot: draw(case, step, slot), steps)
         for ids in batches:
             marks.append(Counter(counted.sent))
             loss = session.model(ids).sum()
