@@ -6,7 +6,8 @@
 Twelve ranks train. Every 15 s a random live rank is killed, once the run can survive a further
 death. Dead ranks do not come back within a start of `ecrm launch`. So after some kills the run is
 stopped, and the same command with `--resume auto` goes on with twelve ranks: a piece. After the
-last kill the run trains to its end without kills. Then the same steps are trained without any kill.
+last kill the run trains to its end without kills, in a new folder. Then the same steps are trained
+without any kill.
 
 Checked: equal models; kills noticed as failures; after each piece no process of the run, no file in
 the temporary folder of the run, and no further shared memory without a process; open files of
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import getpass
 import json
 import os
 import random
@@ -42,6 +44,8 @@ RANKS = ("--servers", "7", "--trainers", "2", "--spares", "3", "-k", "4", "-m", 
 POLL_SECONDS = 0.1
 LONGEST_PIECE = 900.0
 """Seconds after which a piece counts as hanging."""
+KEPT = {f"torchinductor_{getpass.getuser()}"}
+"""Caches of torch in the temporary folder, which outlive any program."""
 MANY_STEPS = 10_000_000
 """More steps than any piece comes to; SIGTERM ends a piece."""
 MORE_STEPS = 50
@@ -92,11 +96,11 @@ def main() -> int:
         print(pieces[-1], flush=True)
     seconds, steps = time.monotonic() - began, sum(piece.steps for piece in pieces)
     last = steps + MORE_STEPS
-    finished(run, data, last)
+    mine = finished(output / "finished", data, last, run)
     calm_began = time.monotonic()
-    finished(output / "calm", data, last)
+    undisturbed = finished(output / "calm", data, last, "auto")
     calm = (time.monotonic() - calm_began) / last
-    wrong = list(complaints(pieces, summary(run), summary(output / "calm")))
+    wrong = list(complaints(pieces, mine, undisturbed))
     written(output / "pieces.csv", [asdict(piece) for piece in pieces], fields(Piece))
     training = sum(piece.seconds for piece in pieces)
     result = {
@@ -106,7 +110,7 @@ def main() -> int:
         "seconds": round(seconds, 1),
         "share_of_calm_steps": round(steps * calm / seconds, 3),
         "share_within_pieces": round(steps * calm / training, 3),
-        "model_sha256": summary(run)["model_sha256"],
+        "model_sha256": mine["model_sha256"],
         "wrong": "; ".join(wrong),
     }
     written(output / "result.csv", [result], None)
@@ -125,8 +129,8 @@ def prepared(output: Path) -> Path:
     return data
 
 
-def started(run: Path, data: Path, steps: int) -> subprocess.Popen[str]:
-    """Start `ecrm launch` on twelve ranks, or go on in the folder of the run."""
+def started(run: Path, data: Path, steps: int, resume: Path | str) -> subprocess.Popen[str]:
+    """Start `ecrm launch` on twelve ranks, with `--resume`."""
     sets = {
         "data.path": data,
         "train.steps": steps,
@@ -134,8 +138,10 @@ def started(run: Path, data: Path, steps: int) -> subprocess.Popen[str]:
         "checkpoint.every_minutes": 30,
         "checkpoint.keep": 1,
     }
-    words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
-    line = [*ECRM, "launch", "tiny", *RANKS, "--run-dir", str(run), "--resume", "auto", *words]
+    words = ["--resume", str(resume)]
+    for key, value in sets.items():
+        words += ["--set", f"{key}={value}"]
+    line = [*ECRM, "launch", "tiny", *RANKS, "--run-dir", str(run), *words]
     said = run.with_suffix(".log").open("a")
     environment = {**os.environ, "TMPDIR": str(run.parent / "tmp")}
     return subprocess.Popen(line, stdout=said, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -156,7 +162,7 @@ def disturbed(
     if run.exists():
         tail.new_events()  # of earlier pieces
     began = time.monotonic()
-    launch = started(run, data, MANY_STEPS)
+    launch = started(run, data, MANY_STEPS, "auto")
     killed: list[int] = []
     largest = opened = held_back = 0.0
     failures, due = 0, None
@@ -192,6 +198,8 @@ def disturbed(
     failures += sum(event["event"] == "failure" for event in tail.new_events())
     if code != STOPPED_EXIT_CODE:
         raise SystemExit(f"piece {number} ended with {code}: see {run.with_suffix('.log')}")
+    for file in sorted(files_around(run.parent) - left):
+        print(f"piece {number} left {file}", flush=True)
     return Piece(
         number,
         len(killed),
@@ -207,11 +215,13 @@ def disturbed(
     )
 
 
-def finished(run: Path, data: Path, steps: int) -> None:
-    """Train to the end without kills."""
-    code = started(run, data, steps).wait(timeout=4 * LONGEST_PIECE)
+def finished(run: Path, data: Path, steps: int, resume: Path | str) -> dict[str, Any]:
+    """Train to the end without kills; the content of summary.json."""
+    code = started(run, data, steps, resume).wait(timeout=4 * LONGEST_PIECE)
     if code != 0:
         raise SystemExit(f"ecrm launch ended with {code}: see {run.with_suffix('.log')}")
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found
 
 
 def complaints(
@@ -237,11 +247,6 @@ def complaints(
         if last > MOST_GROWTH * first:
             said.append(f"{name} grew from {first} to {last}")
     return said
-
-
-def summary(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
 
 
 def committed(run: Path) -> int:
@@ -288,7 +293,8 @@ def files_around(output: Path) -> set[str]:
         with contextlib.suppress(OSError):
             mapped |= {line.split()[-1] for line in maps.read_text().splitlines() if "shm" in line}
     shared = {str(path) for path in Path("/dev/shm").iterdir()}
-    return {str(path) for path in (output / "tmp").iterdir()} | (shared - mapped)
+    temporary = {str(path) for path in (output / "tmp").iterdir() if path.name not in KEPT}
+    return temporary | (shared - mapped)
 
 
 def written(path: Path, rows: Sequence[dict[str, Any]], columns: Any) -> None:
