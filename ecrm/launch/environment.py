@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
+from ecrm.kernels.native import LIBRARY
 from ecrm.process.fork_server import OF_MPIRUN
 
 SESSION_BASE = "PRTE_MCA_prte_tmpdir_base"
 """The folder for mpirun's session files: the only variable of mpirun left to the user."""
+
+
+PRELOAD = "LD_PRELOAD"
+
+
+def on_loopback(environ: Mapping[str, str], library: Path = LIBRARY) -> dict[str, str]:
+    """The variable with which an mpirun listens on the loopback alone (kernels/links/loopback.h).
+
+    PRRTE 3.0 listens on all addresses, and a connection that says nothing holds mpirun up. The
+    ranks get `LD_PRELOAD` as it is in `environ`. Empty for a library whose path has a space or a
+    colon: LD_PRELOAD knows no such paths.
+    """
+    if any(letter in str(library) for letter in " :"):
+        return {}
+    return {PRELOAD: ":".join(filter(None, (str(library), environ.get(PRELOAD))))}
 
 
 def mpirun_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

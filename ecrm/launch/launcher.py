@@ -22,7 +22,7 @@ from ecrm.base.errors import (
     UsageError,
 )
 from ecrm.config.script import SUFFIX, Script
-from ecrm.launch.environment import mpirun_environment
+from ecrm.launch.environment import mpirun_environment, on_loopback
 from ecrm.launch.gpu_memory import free_on_gpus
 from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance
 from ecrm.launch.memory_needs import check_memory, check_room, in_words
@@ -176,6 +176,8 @@ def launch(
         variables = {VARIABLE: spec.text, **links}
         if hosts is not None:  # mpirun gets these on its line
             variables |= {**thread_environment(config), HASH_SEED: hash_seed(os.environ)}
+        elif not somewhere:
+            variables |= on_loopback(os.environ)
         ending = supervise(line, folder, stop_seconds, name, watch, not somewhere, variables)
     if resume == AUTO_RESUME and ending.exit_code == 0 and look(folder, resume).complete:
         return 0

@@ -1,6 +1,7 @@
 // The C entries of a link and of a reception, and of the carrier that runs them over sockets.
 #include "links/carrier.h"
 #include "links/link.h"
+#include "links/loopback.h"
 #include "native.h"
 
 using ecrm::links::Carrier;

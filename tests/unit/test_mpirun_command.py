@@ -4,13 +4,14 @@ import os
 import shlex
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ecrm.base.errors import UsageError
 from ecrm.config import ClusterConfig, Config, TrainConfig
 from ecrm.launch import machine
-from ecrm.launch.environment import SESSION_BASE, mpirun_environment
+from ecrm.launch.environment import SESSION_BASE, mpirun_environment, on_loopback
 from ecrm.launch.launcher import fresh_run_dir
 from ecrm.launch.mpirun_command import mpirun_line, train_command
 from support.commands import dry_run
@@ -64,6 +65,14 @@ def test_variables_of_another_open_mpi_are_named_and_not_handed_on():
     assert said.startswith("OMPI_MCA_pml, OPAL_PREFIX, PMIX_RANK: ")
     own = {SESSION_BASE: "/scratch"}
     assert mpirun_environment(own) == (own, [])
+
+
+def test_what_is_preloaded_into_mpirun_comes_before_what_the_user_preloads():
+    library = Path("/a/_native.so")
+    assert on_loopback({}, library) == {"LD_PRELOAD": "/a/_native.so"}
+    both = {"LD_PRELOAD": "/a/_native.so:x.so y.so"}
+    assert on_loopback({"LD_PRELOAD": "x.so y.so"}, library) == both
+    assert on_loopback({}, Path("/a b/_native.so")) == {}
 
 
 def test_oversubscription_and_root_only_where_needed():
