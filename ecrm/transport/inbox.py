@@ -239,5 +239,8 @@ class Groups(Mapping[int, list[Received]]):
     def __iter__(self) -> Iterator[int]:
         return iter(self._lists)
 
+    def __bool__(self) -> bool:
+        return len(self._heads) > 0
+
     def __len__(self) -> int:
         return len(np.unique(self._packed.table[self._heads, MESSAGE]))

@@ -123,15 +123,19 @@ def split_by_shard(
         from ecrm.kernels.unit_order import reference
 
         return reference.split_by_shard(rows, k, m, shards)
-    places, local, counts = (
-        torch.empty_like(rows),
-        torch.empty_like(rows),
-        (ctypes.c_int64 * shards)(),
-    )
+    places, local = torch.empty_like(rows), torch.empty_like(rows)
+    counts = torch.empty(shards, dtype=torch.int64)
     native.library().ecrm_split_by_shard(
-        rows.data_ptr(), rows.shape[0], k, m, shards, places.data_ptr(), local.data_ptr(), counts
+        rows.data_ptr(),
+        rows.shape[0],
+        k,
+        m,
+        shards,
+        places.data_ptr(),
+        local.data_ptr(),
+        counts.data_ptr(),
     )
-    return list(counts), places, local
+    return counts.tolist(), places, local
 
 
 def _choose(
