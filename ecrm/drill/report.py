@@ -190,7 +190,7 @@ def _notes(undisturbed: RunRecord, disturbed: RunRecord) -> list[str]:
     if spares:
         notes.append(
             f"unused spares of the undisturbed run: {len(spares)}, with {min(spares) / 1e6:.0f} "
-            f"to {max(spares) / 1e6:.0f} MB of memory of their own each"
+            f"to {max(spares) / 1e6:.0f} MB of anonymous memory each, also of shared libraries"
         )
     noticed = {rank for failure in disturbed.failures for rank in failure.ranks}
     late = [kill.rank for kill in disturbed.kills if kill.rank not in noticed]

@@ -373,7 +373,9 @@ SUMMARY: Mapping[str, Field] = {
             "rank": Field("integer", "the rank"),
             "shards": Field("integer", "shards that it holds"),
             **BYTES,
-            "resident": Field("integer", "anonymous memory after the last step, measured", "bytes"),
+            "resident": Field(
+                "integer", "anonymous memory after the last step, with shared libraries", "bytes"
+            ),
             "resident_peak": Field("integer", "most resident memory, with libraries", "bytes"),
             "unused_spare": Field("true or false", "whether it had no role at the end"),
         },

@@ -438,9 +438,9 @@ def test_notes():
     first = run_record([], {"completed": True, "steps": 20, "memory_bytes_per_rank": per_rank})
     assert first.unused_spares == {2: 200_000_000, 3: 300_000_000}
     held = make_report("tiny", BATCH, Disturbance(), first, late).notes[1]
-    assert (
-        held
-        == "unused spares of the undisturbed run: 2, with 200 to 300 MB of memory of their own each"
+    assert held == (
+        "unused spares of the undisturbed run: 2, with 200 to 300 MB of anonymous memory each, "
+        "also of shared libraries"
     )
     slow = run(steps(*[(step, 2.0 * step) for step in range(1, 21)]))
     assert "0.50 times as fast" in report(slow).notes[0]
