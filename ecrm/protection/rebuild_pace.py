@@ -1,8 +1,9 @@
 """The number of rows rebuilt beside a step, within a share of the time of steps. Pure.
 
-Every fourth step rebuilds no row in the background. So each rank knows the time of steps without
-background rows, and the time of steps with background rows, under the same load. The number of rows
-never changes a row: a rank may choose alone.
+Two of six steps rebuild no row in the background. So each rank knows the time of steps without
+background rows, and the time of steps with background rows, under the same load. Rows of a step are
+chosen in the step before: only the first of the two steps does no work for background rows. The
+number of rows never changes a row: a rank may choose alone.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import math
 import statistics
 from collections import deque
 
-FIRST_ROWS = 4096
+FIRST_ROWS = 512
 """Rows of the first rounds, before any step is measured."""
 LEAST_ROWS = 64
 """Rows of a round, at least: a slow spell of a machine must not end a rebuild."""
 MOST_BYTES = 1 << 26
 """Bytes of recovered records of a round: bounds the memory of messages."""
-CALM_EVERY = 4
-"""One step in CALM_EVERY rebuilds no row in the background."""
-WINDOW = 16
+PERIOD, BUSY = 6, 4
+"""The first BUSY of PERIOD steps rebuild rows in the background."""
+WINDOW = 24
 """Steps measured before the number of rows changes."""
 FACTOR = 4.0
 """The number of rows changes by this factor, at most, from window to window."""
@@ -42,33 +43,32 @@ class RebuildPace:
     def __init__(self, share: float, most: int, record_bytes: int) -> None:
         self._most = most_rows(most, record_bytes)
         self._measures = share < 1
-        # of a period of steps, all but the calm step take time for rows
-        self._allowed = (
-            share / (1 - share) * CALM_EVERY / (CALM_EVERY - 1) if self._measures else math.inf
-        )
+        # only some steps of a period take time for rows
+        self._allowed = share / (1 - share) * PERIOD / BUSY if self._measures else math.inf
         self._rows = min(FIRST_ROWS, self._most) if self._measures else self._most
         self._calm: list[float] = []
         self._busy: list[float] = []
+        self._steps = 0
         self._costs: deque[tuple[float, int]] = deque(maxlen=WINDOWS)
 
     def rows(self, step: int) -> int:
         """Background rows of each rebuilding shard in a step."""
-        return 0 if self._measures and self._is_calm(step) else self._rows
-
-    def _is_calm(self, step: int) -> bool:
-        # not a multiple of CALM_EVERY: evaluations and log lines come at such steps
-        return step % CALM_EVERY == CALM_EVERY - 1
+        return 0 if self._measures and step % PERIOD >= BUSY else self._rows
 
     def stepped(self, step: int, seconds: float) -> None:
         """Take the time of a finished step with `rows(step)` rows."""
-        (self._calm if self._is_calm(step) else self._busy).append(seconds)
-        if self._measures and len(self._calm) + len(self._busy) >= WINDOW:
+        self._steps += 1
+        if step % PERIOD == BUSY:
+            self._calm.append(seconds)
+        elif step % PERIOD < BUSY:
+            self._busy.append(seconds)
+        if self._measures and self._steps >= WINDOW:
             self._choose()
             self.interrupted()
 
     def interrupted(self) -> None:
         """Forget the steps of the window: a step was no usual step."""
-        self._calm, self._busy = [], []
+        self._calm, self._busy, self._steps = [], [], 0
 
     def _choose(self) -> None:
         """Choose the number of rows from the time of a row in the last windows."""
