@@ -22,7 +22,7 @@ PERIOD, BUSY = 6, 4
 """The first BUSY of PERIOD steps rebuild rows in the background."""
 WINDOW = 24
 """Steps measured before the number of rows changes."""
-FACTOR = 4.0
+FACTOR = 2.0
 """The number of rows changes by this factor, at most, from window to window."""
 WINDOWS = 4
 """Windows for the time of a row: the last ones."""

@@ -198,6 +198,7 @@ def test_the_shards_of_a_server_go_to_several_ranks():
 def test_hosts_may_choose_any_pace_without_a_word_to_others(monkeypatch):
     """Two shards rebuild on two hosts, with clocks that disagree wildly."""
     monkeypatch.setattr("ecrm.protection.rebuild_pace.WINDOW", 6)
+    monkeypatch.setattr("ecrm.protection.rebuild_pace.FACTOR", 4.0)
     workload = Workload(
         tables=(Table("a", 6000, 4),),
         steps=60,
