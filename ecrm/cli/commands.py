@@ -23,6 +23,7 @@ from ecrm.base.paths import typed_path, typed_path_text
 from ecrm.base.requirements import require_torchrec
 from ecrm.cli.drill import add_parser as add_drill
 from ecrm.cli.export import add_parser as add_export
+from ecrm.cli.join import add_parser as add_join
 from ecrm.cli.plan import add_parser as add_plan
 from ecrm.cli.report import add_parser as add_report
 from ecrm.cli.status import add_parser as add_status
@@ -167,6 +168,7 @@ def make_parser() -> argparse.ArgumentParser:
         _trained,
     )
     add_status(commands)
+    add_join(commands)
     add_report(commands)
     add_drill(commands, _add_drill_options, _usage("drill"), _trained)
 

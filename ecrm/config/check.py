@@ -164,7 +164,22 @@ def problems_of_fit(config: Config) -> list[Problem]:
         *_problems_of_what_is_kept(config),
         *_problems_of_device(config),
         *_problems_of_flip(config),
+        *_problems_of_rejoin(config),
         *_problems_of_gpu_fault(config),
+    ]
+
+
+def _problems_of_rejoin(config: Config) -> list[Problem]:
+    kind = config.kind
+    if not config.cluster.rejoin or (kind.keeps_deltas and kind.exact):
+        return []
+    return [
+        _problem(
+            "cluster.rejoin brings lost hosts back, and protection.name is "
+            f"{config.protection.name}, which admits no rank",
+            {"cluster.rejoin": False},
+            WITH_PARITY,
+        )
     ]
 
 

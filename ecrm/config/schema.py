@@ -276,6 +276,11 @@ class ClusterConfig:
         "The units of a stripe are kept in different domains while there are enough.",
         choices={"rank": "One rank.", "host": "All ranks of a host."},
     )
+    rejoin: bool = key(
+        False,
+        "With --hosts: whether `ecrm launch` brings lost hosts back into the run. "
+        "A host that is lost again waits twice as long, up to 600 s.",
+    )
     oversubscribed: str = key(
         "auto",
         "What ranks do on a host that has fewer cores than ranks.",

@@ -34,6 +34,7 @@ from ecrm.launch.mpirun_command import (
     thread_environment,
     train_command,
 )
+from ecrm.launch.rejoin import rejoining
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.several_hosts import RemoteHosts
 from ecrm.launch.supervise import MpirunEnding, supervise
@@ -107,6 +108,8 @@ def launch(
             warnings.append(check_room(config, start.steps, start.mapped))
         for warning in filter(None, warnings):
             print(f"# warning: {warning}")
+    if config.cluster.rejoin:
+        check_rejoin(hosts is not None)
     command = [
         sys.executable,
         "-m",
@@ -178,7 +181,13 @@ def launch(
             variables |= {**thread_environment(config), HASH_SEED: hash_seed(os.environ)}
         elif not somewhere:
             variables |= on_loopback(os.environ)
-        ending = supervise(line, folder, stop_seconds, name, watch, not somewhere, variables)
+        rejoins = (
+            rejoining(folder, hosts.placed, hosts.starter, _print)
+            if hosts is not None and config.cluster.rejoin
+            else contextlib.nullcontext()
+        )
+        with rejoins:
+            ending = supervise(line, folder, stop_seconds, name, watch, not somewhere, variables)
     if resume == AUTO_RESUME and ending.exit_code == 0 and look(folder, resume).complete:
         return 0
     try:
@@ -192,6 +201,15 @@ def launch(
 
 def _print(line: str) -> None:
     print(line, flush=True)
+
+
+def check_rejoin(over_hosts: bool) -> None:
+    """Raise UsageError if lost hosts cannot come back in a run, as cluster.rejoin wants."""
+    if not over_hosts:
+        raise UsageError(
+            "cluster.rejoin brings lost hosts back, and the run has no --hosts",
+            otherwise="leave the key out, or type --hosts FILE",
+        )
 
 
 def _absolute(path: Path | None) -> Path | None:

@@ -58,7 +58,7 @@ class RemoteHosts:
             network.address,
         ]
         words += ["--keep-alive", f"{self.keep_alive:g}", "--starter", self.starter]
-        return Plan(tuple(placed), network, tuple(words), self.keep_alive)
+        return Plan(tuple(placed), network, tuple(words), self.keep_alive, self.starter)
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,14 @@ class Plan:
     """The host of each rank, the network between hosts, and the way to a host.
 
     `placed` is the host of each rank; `words` run the program taking ranks to their hosts;
-    `keep_alive` is in seconds.
+    `keep_alive` is in seconds; `starter` is the command to reach a host.
     """
 
     placed: tuple[Host, ...]
     network: Network
     words: tuple[str, ...]
     keep_alive: float
+    starter: str
 
     def command(self, command: Sequence[str], run_dir: Path) -> list[str]:
         """The words running the command of each rank on the rank's host.

@@ -59,10 +59,11 @@ class View:
     def reporter(self) -> int:
         """The rank to print progress and write the run folder.
 
-        The lowest dense holder that has never joined, or else the dense holder that joined first.
+        The lowest dense holder that has never joined, or else the dense holder that joined first;
+        -1 on a rank that has joined and does not know the view yet.
         """
         joined = {rank: place for place, rank in enumerate(self.joined)}
-        return min(self.dense, key=lambda rank: (joined.get(rank, -1), rank))
+        return min(self.dense, key=lambda rank: (joined.get(rank, -1), rank), default=-1)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

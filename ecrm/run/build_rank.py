@@ -81,7 +81,11 @@ def build_rank(
     config, protection = run.config, cluster.protection
     reporter = _reporter(run, cluster, remedy)
     faults = injected_faults(
-        run.spec.kills, config.testing, transport.rank, reporter.killing, run.folder.event
+        () if transport.joined else run.spec.kills,
+        config.testing,
+        transport.rank,
+        reporter.killing,
+        run.folder.event,
     )
     meters = Meters(Traffic(transport), Profile(transport.rank) if config.train.profile else None)
     if meters.profile is not None:
@@ -109,7 +113,10 @@ def build_rank(
         waiting("kernels of the GPU are compiled")
     on_gpu = cluster.rows_on_gpu or config.train.device == "cuda"
     _warm_up(transport, config, engine, features, on_gpu)
-    if run.loads_tables:
+    if transport.joined:
+        waiting("the other ranks are waited for")
+        engine.recovery.join()
+    elif run.loads_tables:
         _load_tables(transport, run, engine, waiting)
     if config.storage.prefault:
         waiting("the system hands out the memory of the tables")

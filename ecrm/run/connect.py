@@ -78,7 +78,7 @@ def start_view(config: Config, protection: Protection, processes: Processes) -> 
 
 def accept(transport: Transport, hellos: Hellos) -> list[int]:
     """Map the memory offered by the ranks of this host; return the ranks with readable memory."""
-    if transport.shared_memory is None:
+    if transport.shared_memory is None or transport.joined:
         return []
     offers = {rank: hello.offer for rank, hello in hellos.items() if rank != transport.rank}
     return transport.shared_memory.accept(host_name(), offers)
@@ -88,7 +88,7 @@ def share_with(
     transport: Transport, cluster: Cluster, accepted: Mapping[int, Sequence[int]]
 ) -> Cluster:
     """Let ranks read this rank's memory by `accepted`, the results of `accept` on all ranks."""
-    if transport.shared_memory is None:
+    if transport.shared_memory is None or transport.joined:
         return cluster
     readers = sorted(rank for rank, read in accepted.items() if transport.rank in read)
     transport.shared_memory.share_with(readers)

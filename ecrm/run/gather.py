@@ -57,6 +57,9 @@ def gather_results(transport: Transport, action: Callable[[], Any]) -> dict[int,
 
     If `action` fails on some rank, raises the lowest failed rank's error on every rank.
     """
+    if transport.joined and transport.said_at_start:
+        before = next_said(transport)
+        return {**before, transport.rank: action()}
     result: Any = None
     error: EcrmError | None = None
     try:
@@ -72,7 +75,16 @@ def gather_results(transport: Transport, action: Callable[[], Any]) -> dict[int,
     for rank in sorted(said):
         if "error" in said[rank]:
             raise EcrmError.of_rank(rank, *said[rank]["error"])
-    return {rank: answer["value"] for rank, answer in said.items()}
+    values = {rank: answer["value"] for rank, answer in said.items()}
+    transport.said_at_start = (*transport.said_at_start, values)
+    return values
+
+
+def next_said(transport: Transport) -> dict[int, Any]:
+    """On a rank that joins: the values that all ranks have given in this call at the start."""
+    said, *rest = transport.said_at_start
+    transport.said_at_start = tuple(rest)
+    return dict(said)
 
 
 def on_all(transport: Transport, action: Callable[[], Any]) -> Any:
@@ -96,7 +108,10 @@ def decide(transport: Transport, action: Callable[[], Any]) -> Any:
     while True:
         # a rank that is a round further on may still count a dead rank among the live
         decides = transport.rank == transport.live[0]
-        said = gather_results(transport, (lambda: [action()]) if decides else list)
+        if transport.joined:
+            said = next_said(transport)
+        else:
+            said = gather_results(transport, (lambda: [action()]) if decides else list)
         decided = [value for values in said.values() for value in values]
         if decided:
             return decided[0]

@@ -28,10 +28,17 @@ def checkpoints_of(run: RunContext, rank: Rank) -> Checkpoints | None:
         CheckpointPolicy(run.start.steps, **vars(config.checkpoint)),
         rank.reporter.event,
         # the step from which mapped files go on has no checkpoint
-        first=0 if run.start.mapped is not None else None,
+        first=_first(run, rank),
         not_finite=rank.watch.checkpoint,
         began_from=None if loaded is None else loaded.path,
     )
+
+
+def _first(run: RunContext, rank: Rank) -> int | None:
+    """The step from which the run began, if not the engine's; see `Checkpoints`."""
+    if rank.transport.joined and run.start.checkpoints:
+        return run.start.checkpoints[0].step
+    return 0 if run.start.mapped is not None or rank.transport.joined else None
 
 
 def inherit_best(run: RunContext, rank: Rank) -> None:

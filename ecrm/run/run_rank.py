@@ -19,16 +19,15 @@ from ecrm.process.farewell import take_leave
 from ecrm.process.gpu import fault_in_words, say_fault
 from ecrm.process.guard import Guarded
 from ecrm.process.memory import keep_freed_memory
-from ecrm.process.neighbours import RANK
 from ecrm.process.orphaned import leave_no_memory
-from ecrm.process.preflight import SIZE, say_once
+from ecrm.process.preflight import say_once
 from ecrm.process.startup import THE_START
 from ecrm.process.stop_signals import StopSignals
+from ecrm.run.joining import LIFE, link_transport
 from ecrm.run.reading import launch_id
 from ecrm.run.run_folder import RunFolder
 from ecrm.transport.base import Transport
-from ecrm.transport.links import LinkTransport
-from ecrm.transport.membership_socket import LINKS, Rendezvous
+from ecrm.transport.membership_socket import LINKS
 from ecrm.transport.mpi import MpiTransport
 
 LAST_WORDS_SECONDS = 5.0
@@ -89,8 +88,7 @@ def _transport() -> Transport:
     """
     if (text := os.environ.pop(LINKS, None)) is None:
         return MpiTransport()
-    rank, ranks = int(os.environ[RANK]), int(os.environ[SIZE])
-    return LinkTransport(rank, ranks, Rendezvous.of_text(text))
+    return link_transport(text, os.environ.pop(LIFE, ""))
 
 
 def _end_by(error: EcrmError, transport: Transport | None, run_dir: Path | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from ecrm.run.finite import REMEDY as OF_CONFIGS
 from ecrm.run.gather import gather_results, on_all, share_at_start
 from ecrm.run.hello import Hello, Inputs, check_inputs, hello_of, needed_versions
 from ecrm.run.inputs import OF_CONFIG, OF_SCRIPT, check_started, data_of
+from ecrm.run.joining import write_join_file
 from ecrm.run.keep import checkpoint_folder, checkpoints_of, inherit_best
 from ecrm.run.loaded_files import with_digests
 from ecrm.run.log_delivery import FileMark, NoMark
@@ -100,8 +101,11 @@ def start_run(wanted: Wanted) -> Started:
     with Waiting(say_on_first) as waiting:
         waiting(f"{'the' if follows else 'the script and the'} config are checked")
         started = _Start(rank, wanted, len(transport.live) + len(gone))
+        before = transport.said_at_start[0] if transport.joined else {}
         said = gather_results(transport, lambda: started.hello(spec, futile))
         hellos = {of: Hello(**facts) for of, facts in said.items()}
+        if transport.joined:
+            hellos[transport.rank] = _as_before(hellos[transport.rank], before[transport.rank])
         check_inputs(transport, hellos, started.inputs, OF_CONFIG if follows else OF_SCRIPT)
         if any(hello.reads_files for hello in hellos.values()):
             started.read_files()
@@ -162,7 +166,11 @@ def start_run(wanted: Wanted) -> Started:
     built.standstill.places = whereabouts.places
     rank_run, summary = _rank_run(rank, run, built, start, wanted)
     built.standstill.watch(built.engine)
-    _tell_start(run, cluster, built, start, wanted)
+    if not transport.joined:
+        _tell_start(run, cluster, built, start, wanted)
+    if rank.number == 1 and transport.rank == built.engine.view.reporter:
+        hosts = [str(hellos[of].host) for of in range(config.world_size) if of in hellos]
+        write_join_file(run.folder.path, transport, hosts)
     gc.collect()
     # collecting garbage among all objects of torch would stop every rank for 0.1 to 0.4 s
     gc.freeze()
@@ -179,6 +187,8 @@ def start_run(wanted: Wanted) -> Started:
     typed = config.train.check_determinism
     if typed < 0:
         typed = 0 if follows else wanted.check_steps  # tests have checked the recipe
+    if transport.joined:
+        typed = 0  # the other ranks are past the checks
     finite = config.train.on_nonfinite == "stop"
     mark = NoMark() if run.folder.path is None else FileMark(run.folder.path / TOLD)
     return Started(
@@ -191,6 +201,21 @@ def start_run(wanted: Wanted) -> Started:
         run.start.steps,
         run.start.data_began,
     )
+
+
+def _as_before(hello: Hello, before: Mapping[str, Any]) -> Hello:
+    """The hello of a rank that joins, in the failure domain of the rank that was lost.
+
+    Raises UsageError if the inputs of this rank are others than at the start of the run.
+    """
+    if hello.inputs != before["inputs"]:
+        raise UsageError(
+            f"host {hello.host}: the config, the script, the data or the versions here are others "
+            "than those of the run",
+            otherwise="copy the files of another host, install its versions, and join again",
+        )
+    domain = before["process"]["failure_domain"]
+    return replace(hello, process={**hello.process, "failure_domain": domain})
 
 
 class _Start:

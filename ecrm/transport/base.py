@@ -127,6 +127,8 @@ class Transport(ABC):
     """Memory shared by ranks of a host, for the introduction at the start, or `None`."""
     rounds_at_start: int = 0
     """Number of finished calls of `share_at_start`."""
+    said_at_start: tuple[Any, ...] = ()
+    """Results of the calls of the start; on a rank that joins, those still to be made."""
     joined: bool = False
     """Whether this rank has joined a run under way, and has no state of the run yet."""
     pulse: Pulse | None = None
@@ -271,6 +273,14 @@ class WrappedTransport(Transport):
     @rounds_at_start.setter
     def rounds_at_start(self, rounds: int) -> None:
         self.inner.rounds_at_start = rounds
+
+    @property
+    def said_at_start(self) -> tuple[Any, ...]:
+        return self.inner.said_at_start
+
+    @said_at_start.setter
+    def said_at_start(self, said: tuple[Any, ...]) -> None:
+        self.inner.said_at_start = said
 
     @property
     def joined(self) -> bool:  # type: ignore[override]

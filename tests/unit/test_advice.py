@@ -69,6 +69,7 @@ OF_CONFIG = [
     ["model.max_rows_per_table=1"],
     ["train.steps=5", "train.epochs=1"],
     ["train.epochs=0"],
+    ["cluster.rejoin=true", "protection.name=stateless", "checkpoint.every_steps=5"],
     ["train.slots=1"],
     ["cluster.trainers=3", "train.slots=2"],
     ["cluster.servers=4095"],

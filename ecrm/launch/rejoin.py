@@ -1,0 +1,119 @@
+"""Lost hosts brought back by the launch: `ecrm join` typed on each, again and again.
+
+A host whose join ends is tried again after a pause. The pause doubles, and begins anew once a join
+has lasted for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ecrm.base.errors import UsageError
+from ecrm.launch.hosts_file import Host
+from ecrm.launch.remote_host import starter_words
+from ecrm.process.linux import when_parent_ends
+from ecrm.run.joining import FILE
+from ecrm.run.reading import read_json
+
+FIRST_PAUSE = 2.0
+LONGEST_PAUSE = 600.0
+LOOK_SECONDS = 0.5
+Process = Any
+"""A started command: has `poll` as subprocess.Popen."""
+
+
+class Rejoin:
+    """The joins of a run's hosts; `look` starts the joins that are due.
+
+    `begin(host)` types `ecrm join` on a host. `lost()` returns the names of hosts with lost ranks.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        lost: Callable[[], set[str]],
+        begin: Callable[[Host], Process],
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hosts, self._lost, self._begin = dict.fromkeys(hosts), lost, begin
+        self._say, self._clock = say, clock
+        self._pause = dict.fromkeys(self._hosts, FIRST_PAUSE)
+        self._due: dict[Host, float] = {}
+        self._began: dict[Host, float] = {}
+        self.running: dict[Host, Process] = {}
+
+    def look(self) -> None:
+        """Start the joins that are due, and note the joins that have ended."""
+        now = self._clock()
+        for host, process in list(self.running.items()):
+            if process.poll() is not None:
+                del self.running[host]
+                lasted = now - self._began[host] > 10 * self._pause[host]
+                self._pause[host] = (
+                    FIRST_PAUSE if lasted else min(2 * self._pause[host], LONGEST_PAUSE)
+                )
+                self._due[host] = now + self._pause[host]
+        lost = self._lost()
+        for host in self._hosts:
+            if host.name not in lost or host in self.running:
+                continue
+            if now >= self._due.setdefault(host, now + self._pause[host]):
+                del self._due[host]
+                self._began[host] = now
+                self._say(f"host {host.name}: asked to join again (cluster.rejoin)")
+                self.running[host] = self._begin(host)
+
+
+def lost_hosts(run_dir: Path, placed: Sequence[Host]) -> set[str]:
+    """The names of hosts with lost ranks, by ranks.json; empty before ranks can join."""
+    if not (run_dir / FILE).exists():
+        return set()
+    ranks = read_json(run_dir / "ranks.json").get("ranks", [])
+    return {placed[each["rank"]].name for each in ranks if not each["live"]}
+
+
+@contextlib.contextmanager
+def rejoining(
+    run_dir: Path, placed: Sequence[Host], starter: str, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Bring lost hosts back while the run goes on; ends all joins in the end."""
+
+    def begin(host: Host) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "ecrm", "join", str(run_dir), "--host", host.name]
+        return subprocess.Popen(
+            starter_words(starter, host, words),
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+            preexec_fn=lambda: when_parent_ends(signal.SIGKILL),
+        )
+
+    over = threading.Event()
+    joins = Rejoin(placed, lambda: lost_hosts(run_dir, placed), begin, say)
+
+    def work() -> None:
+        while not over.wait(LOOK_SECONDS):
+            with contextlib.suppress(OSError, UsageError):
+                joins.look()
+
+    # the thread that starts a process must outlive it: Linux ties the two together
+    thread = threading.Thread(target=work, name="rejoin", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for process in joins.running.values():
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,118 @@
+"""The start of a run as told to processes that join the run later.
+
+A rank that joins makes the same calls at its start as the ranks have made, and gets the same
+results: from a file in the run folder. Only then does the rank wait for an epoch.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ecrm.base.errors import UsageError
+from ecrm.process.neighbours import RANK
+from ecrm.process.preflight import FAULT_TOLERANT, SIZE, host_name
+from ecrm.process.remote_agent import GUARD_PATIENCE
+from ecrm.run.reading import read_json
+from ecrm.transport.membership_socket import LINKS, Rendezvous
+
+if TYPE_CHECKING:
+    from ecrm.transport.base import Transport
+    from ecrm.transport.links import LinkTransport
+
+FILE = ".join.json"
+"""The file in a run folder; it has the secret of the run, and only the owner can read it."""
+LIFE = "ECRM_LIFE"
+"""The variable with the life of a process that joins, and the run folder behind a blank."""
+KEPT = ("ECRM_", "OMP_", "MKL_", "OPENBLAS_", "PYTHONHASHSEED")
+"""Prefixes of the variables handed on to a process that joins."""
+
+
+@dataclass(frozen=True)
+class JoinFile:
+    """How to join a run: `hosts` and results of the start, the command and its variables.
+
+    `said` are the results of `gather_results` at the start, by rank. `links` is the rendezvous.
+    """
+
+    links: str
+    hosts: list[str]
+    folder: str
+    command: list[str]
+    variables: Mapping[str, str]
+    said: list[dict[str, Any]]
+
+    @staticmethod
+    def read(run_dir: Path) -> JoinFile:
+        """The file of a run. Raises UsageError without a file."""
+        fields = read_json(run_dir / FILE)
+        if not fields:
+            raise UsageError(
+                f"{run_dir}: no run over several hosts that ranks can join",
+                otherwise="name the run folder of an `ecrm launch --hosts` that is training",
+            )
+        return JoinFile(**fields)
+
+    def environment(self, rank: int, life: str, host: str, run_dir: Path) -> dict[str, str]:
+        """The variables of a process that wants to be `rank`, on top of those of its host."""
+        return {
+            **self.variables,
+            LINKS: self.links,
+            LIFE: f"{life} {run_dir}",
+            RANK: str(rank),
+            SIZE: str(len(self.hosts)),
+            FAULT_TOLERANT: "1",
+            "ECRM_HOST": host,
+        }
+
+
+_rendezvous: list[str] = []
+
+
+def link_transport(text: str, life: str) -> LinkTransport:
+    """The links of this process; `life` is the value of LIFE, "" for a rank of the start."""
+    from ecrm.transport.links import LinkTransport
+
+    _rendezvous[:] = [text]
+    rendezvous = Rendezvous.of_text(text)
+    rank, ranks = (int(os.environ[name]) for name in (RANK, SIZE))
+    if not life:
+        return LinkTransport(rank, ranks, rendezvous)
+    name, _, run_dir = life.partition(" ")
+    transport = LinkTransport(rank, ranks, rendezvous, life=name, host=host_name())
+    transport.live = tuple(range(ranks))  # as at the start, until `enter`
+    transport.said_at_start = tuple(
+        {int(of): value for of, value in said.items()} for said in JoinFile.read(Path(run_dir)).said
+    )
+    return transport
+
+
+def write_join_file(run_dir: Path | None, transport: Transport, hosts: list[str]) -> None:
+    """Write the file for processes that join; nothing for a run on one host.
+
+    `hosts` has the host of each rank. An error of the system is ignored: no rank can join then.
+    """
+    if run_dir is None or not _rendezvous:
+        return
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(KEPT) and name not in (GUARD_PATIENCE, "ECRM_HOST")
+    }
+    said = [{str(of): value for of, value in each.items()} for each in transport.said_at_start]
+    file = JoinFile(_rendezvous[0], hosts, os.getcwd(), sys.orig_argv, variables, said)
+    draft = run_dir / f"{FILE}.{os.getpid()}"
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w") as out:
+            json.dump(asdict(file), out)
+        os.replace(draft, run_dir / FILE)
+    except OSError:
+        draft.unlink(missing_ok=True)

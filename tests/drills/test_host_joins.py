@@ -1,0 +1,85 @@
+"""Lost hosts come back: `ecrm join` on imitated hosts, in a run that goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from support.drilling import LONG, launch
+from support.host_loss import ONE_LOST, STARTER, lose, trainings
+from support.imitated_hosts import why_not
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+STEPS = {"train.steps": 3000}
+"""Long enough for a rank to load its packages beside the run, three times."""
+
+
+@pytest.fixture
+def train(tmp_path, criteo_rows):
+    with trainings(tmp_path, criteo_rows) as start:
+        yield start
+
+
+def joining(training, tmp_path, name):
+    """Type `ecrm join` on a host."""
+    host = training.hosts.namespace(name)
+    typed = [sys.executable, "-m", "ecrm", "join", str(training.folder), "--host", host]
+    line = STARTER.format(
+        host=host, private=tmp_path / "private", command=shlex.quote(shlex.join(typed))
+    )
+    return subprocess.Popen(
+        shlex.split(line),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_each_host_is_lost_and_back_in_turn(train, tmp_path, criteo_rows):
+    calm = launch(tmp_path / "calm", criteo_rows, {**LONG, **STEPS}).model
+    training = train(3, {**ONE_LOST, **STEPS})
+    training.wait_for_step(30)
+    joins = []
+    try:
+        for name in training.hosts.names:
+            ranks = training.ranks_of(name)
+            lose(training, name)
+            training.wait_for(
+                lambda event, ranks=ranks: event["event"] == "failure" and event["ranks"] == ranks
+            )
+            training.hosts.mend(name)
+            joins.append(joining(training, tmp_path, name))
+            for rank in ranks:  # each comes back at its own pace
+                back = training.wait_for(
+                    lambda event, rank=rank: event["event"] == "joined" and rank in event["ranks"]
+                )
+            training.wait_for(
+                lambda event, back=back: (
+                    event["event"] == "progress"
+                    and event["step"] > back["step"]
+                    and event["failures_left"] == 1
+                )
+            )
+        run = training.finish()
+    finally:
+        said = []
+        for each in joins:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                said.append(each.communicate(timeout=30)[0])
+            if each.poll() is None:
+                each.send_signal(signal.SIGKILL)
+        print("\n".join(said))
+    assert run.code == 0, run.output
+    assert run.model == calm
+    assert run.summary["parity"]["mismatches"] == 0
+    joined = [rank for event in run.events_of("joined") for rank in event["ranks"]]
+    assert len(joined) == 2 * len(joins)

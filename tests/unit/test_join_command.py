@@ -1,0 +1,150 @@
+"""What `ecrm join` refuses, and the file that it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import asdict
+
+import pytest
+
+from ecrm.base.errors import UsageError
+from ecrm.cli.commands import main
+from ecrm.config import load_config
+from ecrm.launch.hosts_file import Host
+from ecrm.launch.launcher import check_rejoin
+from ecrm.launch.rejoin import FIRST_PAUSE, Rejoin, lost_hosts
+from ecrm.run import joining
+from ecrm.run.gather import decide, gather_results
+from ecrm.run.joining import FILE, LIFE, JoinFile, write_join_file
+from ecrm.testing.simulate.oracle import Alone
+from ecrm.transport.membership_socket import LINKS
+
+HOSTS = ["node1", "node2", "node1", "node2"]
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    file = JoinFile("links", HOSTS, "/", ["true"], {}, [])
+    (tmp_path / FILE).write_text(json.dumps(asdict(file)))
+    live = [{"rank": rank, "live": rank != 1} for rank in range(4)]
+    (tmp_path / "ranks.json").write_text(json.dumps({"ranks": live}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "node9"], "--place node1"),
+        (["--host", "node1"], "host node1: its ranks 0, 2 live, and none can be replaced"),
+        (["--host", "node9", "--place", "node1"], "host node1: its ranks 0, 2 live"),
+    ],
+)
+def test_a_host_that_cannot_join_is_refused_by_name(run_dir, words, said, capsys):
+    assert main(["join", str(run_dir), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_without_a_run_to_join_is_refused(tmp_path, capsys):
+    assert main(["join", str(tmp_path), "--host", "node1"]) == 2
+    said = capsys.readouterr().err
+    assert "no run over several hosts that ranks can join" in said and "--hosts" in said
+
+
+def test_only_the_owner_can_read_the_file_and_it_has_what_a_rank_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr(joining, "_rendezvous", ["the rendezvous"])
+    monkeypatch.setenv("ECRM_HOST", "node1")
+    monkeypatch.setenv("ECRM_SPEC_OF_A_TEST", "spec")
+    monkeypatch.setenv("PMIX_RANK", "3")
+    transport = Alone()
+    transport.said_at_start = ({0: "said"},)
+    write_join_file(tmp_path, transport, HOSTS)
+    assert stat.S_IMODE(os.stat(tmp_path / FILE).st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    read = JoinFile.read(tmp_path)
+    assert read.said == [{"0": "said"}] and read.hosts == HOSTS
+    of_rank = read.environment(1, "life", "node2", tmp_path)
+    assert of_rank[LINKS] == "the rendezvous" and of_rank["ECRM_SPEC_OF_A_TEST"] == "spec"
+    assert of_rank[LIFE] == f"life {tmp_path}" and of_rank["PMIX_RANK"] == "1"
+    assert of_rank["ECRM_HOST"] == "node2"
+
+
+def test_a_run_on_one_host_has_no_such_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(joining, "_rendezvous", [])
+    write_join_file(tmp_path, Alone(), HOSTS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_joins_gets_the_results_of_the_start():
+    first = Alone()
+    assert gather_results(first, lambda: "mine") == {0: "mine"}
+    assert decide(first, lambda: "decided") == "decided"
+    later = Alone()
+    later.joined, later.said_at_start = True, first.said_at_start
+    assert gather_results(later, lambda: "anew") == {0: "anew"}
+    assert decide(later, lambda: pytest.fail("decided long ago")) == "decided"
+    assert later.said_at_start == ()
+    assert gather_results(later, lambda: "real") == {0: "real"}
+
+
+class Asked:
+    """A join that ends when told."""
+
+    def __init__(self) -> None:
+        self.code = None
+
+    def poll(self):
+        return self.code
+
+
+def test_a_lost_host_is_asked_again_with_pauses_that_grow_and_begin_anew():
+    now, lost, asked, said = [0.0], {"node1"}, [], []
+
+    def begin(host):
+        asked.append((now[0], host.name, Asked()))
+        return asked[-1][2]
+
+    hosts = [Host("node1", 1, "node1"), Host("node2", 1, "node2")]
+    joins = Rejoin([*hosts, *hosts], lambda: lost, begin, said.append, lambda: now[0])
+
+    def pass_time(seconds):
+        for _ in range(int(seconds / 0.5)):
+            now[0] += 0.5
+            joins.look()
+
+    for pause in (2, 4, 8, 16):
+        began, count = now[0], len(asked)
+        pass_time(pause + 1)
+        assert len(asked) == count + 1 and asked[-1][0] - began == pytest.approx(pause, abs=1.0)
+        asked[-1][2].code = 1
+        joins.look()
+        now[0] = asked[-1][0]  # it has ended at once
+        joins._due[hosts[0]] = now[0] + joins._pause[hosts[0]]
+    assert {name for _, name, _ in asked} == {"node1"}
+    pass_time(40)
+    count = len(asked)
+    pass_time(1000)
+    assert len(asked) == count, "a join under way is left alone"
+    asked[-1][2].code = -9
+    joins.look()
+    pass_time(FIRST_PAUSE + 1)
+    assert len(asked) == count + 1, "after a long life the pause begins anew"
+    assert said[0] == "host node1: asked to join again (cluster.rejoin)"
+
+
+def test_lost_hosts_are_read_from_the_run(run_dir):
+    placed = [Host(name, 2, name) for name in HOSTS]
+    assert lost_hosts(run_dir, placed) == {"node2"}
+    (run_dir / FILE).unlink()
+    assert lost_hosts(run_dir, placed) == set(), "before ranks can join"
+
+
+def test_a_run_that_cannot_take_hosts_back_is_refused():
+    with pytest.raises(UsageError, match="leave the key out, or type --hosts FILE"):
+        check_rejoin(over_hosts=False)
+    check_rejoin(over_hosts=True)
+    sets = ["data.path=d", "protection.name=checkpoint", "checkpoint.every_steps=5"]
+    with pytest.raises(UsageError, match="which admits no rank: set cluster.rejoin=false"):
+        load_config("tiny", ["cluster.rejoin=true", *sets])
+    assert not load_config("tiny", sets).cluster.rejoin
