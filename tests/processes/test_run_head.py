@@ -62,7 +62,7 @@ def test_processes_started_by_a_rank_are_no_ranks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(LINKS, Rendezvous(bytes(16), b"secret", ("10.0.0.1", 7), 2.0).text())
     monkeypatch.setenv("PMIX_RANK", "3")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "5")
-    monkeypatch.setattr(run_rank, "LinkTransport", lambda *words: words)
+    monkeypatch.setattr("ecrm.transport.links.LinkTransport", lambda *words: words)
     joined = (3, 5, Rendezvous(bytes(16), b"secret", ("10.0.0.1", 7), 2.0))
     assert run_rank._transport() == joined
     assert LINKS not in os.environ
