@@ -1,23 +1,28 @@
-"""Processes that join a run in the place of the lost ranks of a host, and their watch."""
+"""Processes that join a run in the place of the lost ranks of a host, with an agent of their own.
+
+The agent (`ecrm.process.remote_agent`) is the same as for the ranks of the start: it has their
+output, kills what they leave behind, and kills the ranks when this process is gone. The ranks end
+by themselves when the head of the run is gone: their leases are over.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
-import signal
-import socket
-import subprocess
 from pathlib import Path
 
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import named
-from ecrm.process.linux import when_parent_ends
+from ecrm.launch.hosts_file import Host
+from ecrm.launch.remote_host import RemoteHost
+from ecrm.launch.remote_run import HeadWord, RemoteRun, StartMark, meeting_at
 from ecrm.run.joining import JoinFile
 from ecrm.run.reading import read_json
-from ecrm.transport.membership_socket import Rendezvous, encoded
+from ecrm.transport.membership_socket import Rendezvous
 
-REPEATS = 3
-"""Datagrams about a death."""
+HERE = "127.0.0.1"
+STARTER = "env ECRM_HOST={host}"
+"""The starter of the agent: this machine is the host."""
 
 
 def join(run_dir: Path, host: str, place: str | None = None) -> int:
@@ -26,12 +31,31 @@ def join(run_dir: Path, host: str, place: str | None = None) -> int:
     Returns once the processes have ended: 0 if all have finished the run. Raises UsageError if no
     rank of the host is lost.
     """
+    run_dir = run_dir.absolute()
     file = JoinFile.read(run_dir)
     ranks = _lost(run_dir, file, host if place is None else place)
+    try:
+        os.chdir(file.folder)
+    except OSError as error:
+        raise UsageError(
+            f"the folder of the launch, {file.folder}: {error.strerror}",
+            otherwise="let this host have the folders that the other hosts have",
+        ) from None
     print(f"{named('rank', ranks)} of {run_dir} on host {host}: joining", flush=True)
-    began = {rank: _begin(file, rank, host, run_dir) for rank in ranks}
-    codes = [_watched(file, rank, life, process) for rank, (life, process) in began.items()]
-    return max(code if code >= 0 else 1 for code in codes)
+    lives = {rank: secrets.token_hex(8) for rank in ranks}
+    variables = {rank: file.environment(rank, lives[rank], host, run_dir) for rank in ranks}
+    meeting, keep_alive = meeting_at(HERE), Rendezvous.of_text(file.links).keep_alive
+    agent = RemoteHost(
+        0,
+        Host(host, len(ranks), host),
+        variables,
+        file.command,
+        meeting.getsockname(),
+        keep_alive,
+        STARTER,
+    )
+    word = HeadWord(file.links, lives)
+    return RemoteRun([agent], meeting, StartMark(None), word, joining=True).run(keep_alive)
 
 
 def _lost(run_dir: Path, file: JoinFile, place: str) -> list[int]:
@@ -51,30 +75,3 @@ def _lost(run_dir: Path, file: JoinFile, place: str) -> list[int]:
             otherwise=f"see ecrm status {run_dir}",
         )
     return lost
-
-
-def _begin(
-    file: JoinFile, rank: int, host: str, run_dir: Path
-) -> tuple[str, subprocess.Popen[bytes]]:
-    """Start a process that wants to be a rank; returns its life, and the process."""
-    life = secrets.token_hex(8)
-    process = subprocess.Popen(
-        file.command,
-        cwd=file.folder,
-        env={**os.environ, **file.environment(rank, life, host, run_dir.absolute())},
-        stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: when_parent_ends(signal.SIGKILL),
-    )
-    return life, process
-
-
-def _watched(file: JoinFile, rank: int, life: str, process: subprocess.Popen[bytes]) -> int:
-    """The exit code of a process; tells the head of a death."""
-    code = process.wait()
-    if code != 0:
-        there = Rendezvous.of_text(file.links)
-        gone = {"is": "gone", "rank": rank, "life": life}
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as told:
-            for _ in range(REPEATS):  # a datagram may be lost, and the lease tells otherwise
-                told.sendto(encoded(there.run, there.secret, gone), there.head)
-    return code

@@ -4,7 +4,10 @@ One process starts an agent on every host, prints the output of all ranks, passe
 tells the head of the run of every death. Without MPI: ranks on other hosts talk by links alone.
 
 The process ends with the exit code of the ranks. After the first exit with an error the remaining
-ranks have 5 s to end, too. A death before all ranks have met ends the run.
+ranks have 5 s to end, too. A death before all ranks have met ends the run. Once no rank of the
+start is left, the process waits for the ranks that have joined since.
+
+`ecrm join` runs its ranks in the same way: then an exit with an error ends no other rank.
 """
 
 from __future__ import annotations
@@ -33,7 +36,14 @@ from ecrm.process.preflight import FAULT_TOLERANT, SIZE
 from ecrm.process.remote_agent import BUFFER_BYTES, Lost, host_of
 from ecrm.process.startup import LOCAL_SIZE
 from ecrm.run.reading import LAUNCH, launch_id, read_own
-from ecrm.transport.membership_socket import LINKS, Rendezvous, encoded
+from ecrm.transport.membership_socket import (
+    LINKS,
+    WATCHER,
+    Rendezvous,
+    decoded,
+    encoded,
+    secret_to,
+)
 
 LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
 LEAVE_SECONDS = 5.0
@@ -44,6 +54,8 @@ LINE_SECONDS = 0.3
 """Time after which output without the end of its line is printed."""
 SAID_AGAIN = (0.0, 0.05, 0.1, 0.2, 0.4)
 """Seconds after a death at which the head of the run is told."""
+ASK_SECONDS = 0.2
+"""Time between two questions to the head whether any member lives."""
 STARTS = 4
 """Starters started at once: a start takes some milliseconds, and agents wait for signs of life."""
 MOST_PRINTS = 256
@@ -54,12 +66,21 @@ class RemoteRun:
     """All hosts of a run, from the start of the agents to the end of the ranks."""
 
     def __init__(
-        self, hosts: Sequence[RemoteHost], meeting: socket.socket, begun: StartMark
+        self,
+        hosts: Sequence[RemoteHost],
+        meeting: socket.socket,
+        begun: StartMark,
+        word: HeadWord,
+        joining: bool = False,
     ) -> None:
-        """`meeting` is the socket on which agents are heard."""
+        """`meeting` is the socket on which agents are heard.
+
+        `joining`: the ranks join a run, go on without each other, and outlive the parent of this
+        process, as a connection of ssh that breaks.
+        """
         self._hosts, self._socket, self._begun = hosts, meeting, begun
-        self._next_sweep, self._parent = 0.0, os.getppid()
-        self._printer, self._word = Printer(), HeadWord(os.environ)
+        self._next_sweep, self._parent = 0.0, None if joining else os.getppid()
+        self._printer, self._word, self._joining = Printer(), word, joining
         self._codes: list[int] = []
         self._deadline: float | None = None
         self._told_refused = False
@@ -73,7 +94,7 @@ class RemoteRun:
     def run(self, keep_alive: float) -> int:
         """Run all ranks; return the exit code of the run."""
         sweep_seconds = remote_agent.BEAT * keep_alive / 4
-        while self._running() and not self._must_end():
+        while (self._running() or self._others_live()) and not self._must_end():
             watched: list[socket.socket | int] = [self._socket, self._signals]
             select.select(watched, [], [], sweep_seconds)
             self._heed_signals()
@@ -96,9 +117,15 @@ class RemoteRun:
     def _running(self) -> bool:
         return any(host.running for host in self._hosts)
 
+    def _others_live(self) -> bool:
+        """Whether ranks that have joined go on, now that the ranks of the start have ended."""
+        if self._joining or any(self._codes) or not self._begun.is_over():
+            return False
+        return self._word.members_live(time.monotonic())
+
     def _must_end(self) -> bool:
         late = self._deadline is not None and time.monotonic() > self._deadline
-        return late or os.getppid() != self._parent
+        return late or self._parent not in (None, os.getppid())
 
     def _end_now(self) -> None:
         self._deadline = 0.0
@@ -162,7 +189,9 @@ class RemoteRun:
         self._printer.flush_rank(rank)
         if "exit" in message:
             self._codes.append(message["exit"])
-            if message["exit"] and self._deadline is None:
+            if message["exit"] and self._joining:
+                self._word.died({rank})
+            elif message["exit"] and self._deadline is None:
                 self._deadline = time.monotonic() + LEAVE_SECONDS
         elif "error" in message:
             self._give_up(host, {rank}, f"cannot start the rank there: {message['error']}")
@@ -195,6 +224,8 @@ class RemoteRun:
                 ):
                     for host in self._hosts:
                         host.say(signal=number)
+                    if not self._running():
+                        self._word.stop(number)
                 elif number in remote_agent.PASSED_ON:
                     self._end_now()
 
@@ -232,14 +263,21 @@ class RemoteRun:
 
 
 class HeadWord:
-    """Tells the head of the run of deaths, a few times each: the ranks' leases tell it, too."""
+    """Tells the head of the run of deaths, a few times each: the ranks' leases tell it, too.
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        """Takes the place of the head from `environ`; without a place nobody is told."""
-        text = environ.get(LINKS)
-        self._run = None if text is None else Rendezvous.of_text(text)
+    Also asks whether any member lives, and passes on a wish to stop.
+    """
+
+    def __init__(self, text: str | None, lives: Mapping[int, str] | None = None) -> None:
+        """`text` is the rendezvous of the run; without a text nobody is told.
+
+        `lives` are the lives of ranks that join; without lives the ranks are those of the start.
+        """
+        self._run, self._lives = None if text is None else Rendezvous.of_text(text), lives
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
         self._waiting: list[tuple[float, set[int]]] = []
+        self._asked, self._next_ask, self._heard, self._live = 0, 0.0, 0.0, True
 
     def died(self, ranks: set[int]) -> None:
         """The death of these ranks is certain, or is certain by the keep-alive time."""
@@ -251,8 +289,40 @@ class HeadWord:
         """Say what is due."""
         due = [ranks for at, ranks in self._waiting if at <= now]
         self._waiting = [(at, ranks) for at, ranks in self._waiting if at > now]
-        if due and self._run is not None:
-            message = {"is": "died", "dead": sorted(set().union(*due))}
+        if not due:
+            return
+        dead = sorted(set().union(*due))
+        if self._lives is None:
+            self._tell({"is": "died", "dead": dead})
+        else:
+            for rank in dead:
+                self._tell({"is": "gone", "rank": rank, "life": self._lives[rank]})
+
+    def stop(self, number: int) -> None:
+        """Have all members stop, as after a signal to the launch."""
+        asks = signal.SIGINT if number == signal.SIGUSR1 else signal.SIGTERM
+        for _ in SAID_AGAIN:  # once has an effect
+            self._tell({"is": "stop", "signal": int(asks)})
+
+    def members_live(self, now: float) -> bool:
+        """Whether the run has a member, as far as known; a silent head has none."""
+        if self._run is None:
+            return False
+        if not self._asked:
+            self._heard = now
+        with contextlib.suppress(OSError):
+            while True:
+                datagram = self._socket.recv(1 << 16)
+                said = decoded(self._run.run, secret_to(self._run.secret, WATCHER), datagram)
+                if said is not None and said.get("number") == self._asked:
+                    self._heard, self._live = now, bool(said.get("live"))
+        if now >= self._next_ask:
+            self._next_ask, self._asked = now + ASK_SECONDS, self._asked + 1
+            self._tell({"is": "members", "number": self._asked})
+        return self._live and now - self._heard < self._run.keep_alive
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        if self._run is not None:
             datagram = encoded(self._run.run, self._run.secret, message)
             with contextlib.suppress(OSError):  # the head is gone, and with it the run
                 self._socket.sendto(datagram, self._run.head)
@@ -362,11 +432,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     os._exit(code)
 
 
-def _run(placed: Sequence[Host], args: argparse.Namespace) -> int:
+def meeting_at(address: str) -> socket.socket:
+    """The socket on which agents are heard."""
     meeting = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     meeting.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-    meeting.bind((args.head, 0))
+    meeting.bind((address, 0))
     meeting.setblocking(False)
+    return meeting
+
+
+def _run(placed: Sequence[Host], args: argparse.Namespace) -> int:
+    meeting = meeting_at(args.head)
     job = f"ecrm-{os.environ.get(LAUNCH, os.getpid())}"
     ranks = {host: variables_of(placed, host, job) for host in dict.fromkeys(placed)}
     if args.only is not None:
@@ -379,7 +455,8 @@ def _run(placed: Sequence[Host], args: argparse.Namespace) -> int:
         )
         for number, (host, of) in enumerate(ranks.items())
     ]
-    return RemoteRun(hosts, meeting, StartMark(args.begun)).run(args.keep_alive)
+    word = HeadWord(os.environ.get(LINKS))
+    return RemoteRun(hosts, meeting, StartMark(args.begun), word).run(args.keep_alive)
 
 
 def variables_of(placed: Sequence[Host], host: Host, job: str) -> dict[int, dict[str, str]]:

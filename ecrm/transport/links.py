@@ -80,7 +80,7 @@ class LinkTransport(PackedTransport):
     ) -> None:
         super().__init__(ranks)
         _allow_files(ranks + OTHER_FILES)
-        self.rank, self._dead = rank, dead
+        self.rank, self._dead, self._told_to_stop = rank, dead, False
         self._known_dead: frozenset[int] = frozenset()
         keep_alive = rendezvous.keep_alive
         address = rendezvous.own_address()
@@ -303,6 +303,9 @@ class LinkTransport(PackedTransport):
         self._known_dead = self._known_dead.union(self._dead()) - self._member.joined
         if self._member.fenced:
             self._die()
+        if self._member.stop in (signal.SIGINT, signal.SIGTERM) and not self._told_to_stop:
+            self._told_to_stop = True
+            os.kill(os.getpid(), self._member.stop)
         now = time.monotonic()
         if now < self._next_look or self._told_refused:
             return

@@ -24,6 +24,8 @@ comes. `ecrm.transport.membership_socket` carries the messages by UDP, out of re
 | wait | head | the newcomer waits for an epoch that admits ranks |
 | gone | watcher | the process of a rank that has joined is dead |
 | died | watcher | the processes of these ranks, of the start, are dead |
+| members | watcher | how many members live? answered by `members` |
+| stop | watcher | all members get this signal, in the `state`: no rank of the start is left |
 
 A new epoch begins once all members of the epoch want it, except the dead and the members that have
 left. A fenced member counts as dead once its death is told, or once its lease is over. The lease of
@@ -125,6 +127,8 @@ class Head:
         self.fenced: set[int] = set()
         """Members of this epoch that must die, or are dead."""
         self.left: set[int] = set()
+        self.stop: Any = None
+        """The signal by which members are asked to stop, if any."""
         self.outbox: dict[tuple[int, str, str], Message] = {}
         """At most one message of a kind to a life of a rank; a later message replaces it."""
         self.lines: list[str] = []
@@ -289,6 +293,8 @@ class Head:
         }
         if waiting := self._ready():
             fields["waiting"] = waiting
+        if self.stop is not None:
+            fields["stop"] = self.stop
         self._say(rank, "state", **fields)
 
     def _want(self, rank: int, admit: Any) -> None:
@@ -395,6 +401,8 @@ class Member:
         """Ranks with a process that has joined: the death of the process before counts no more."""
         self.waiting = False
         """Whether ranks wait to join."""
+        self.stop: Any = None
+        """The signal by which the head asks to stop, if any."""
         self.told = ""
         """The last word of the head to a newcomer, with more words on the reason of a wait."""
         self.beats = 0
@@ -430,6 +438,7 @@ class Member:
             self.revoked = self.revoked or message["revoked"]
             self.dead, self.left = frozenset(message["dead"]), frozenset(message["left"])
             self.waiting = bool(message.get("waiting"))
+            self.stop = message.get("stop")
 
     def know(self, dead: Collection[int]) -> None:
         """These ranks are dead, as this rank has heard from elsewhere."""

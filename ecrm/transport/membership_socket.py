@@ -33,6 +33,8 @@ PASS_DATAGRAMS = 256
 """The most datagrams that the head takes before answering."""
 MOST_WAITING = 64 * PASS_DATAGRAMS
 """The most datagrams in the buffer: the system doubles it, and counts at least 512 bytes each."""
+WATCHER = 1 << 32
+"""In the place of a rank: the process that watches the hosts."""
 LINKS = "ECRM_LINKS"
 """The variable with the rendezvous of a run, as text."""
 
@@ -187,6 +189,13 @@ class HeadServer:
                 self._say(f"ecrm: {sender[0]} is no member of this run: refused (told once)")
         elif message.get("is") == "died":  # of the process that watches the hosts
             self._head.hear_of_deaths(self._clock(), message.get("dead"))
+        elif message.get("is") == "stop":
+            self._head.stop = message.get("signal")
+        elif message.get("is") == "members":
+            live = len(self._head.live - self._head.dead - self._head.left)
+            answer = {"is": "members", "number": message.get("number"), "live": live}
+            proved = encoded(self._run, secret_to(self._secret, WATCHER), answer)
+            self._send_to(proved, sender)
         elif isinstance(message.get("rank"), int):
             self._where[message["rank"], str(message.get("life", ""))] = sender
             self._head.hear(self._clock(), message)

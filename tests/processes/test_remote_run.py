@@ -394,3 +394,37 @@ def _port(pid: int) -> int:
         if words[9] in inodes and words[1].rpartition(":")[2] != "0000"
     }
     return port
+
+
+@pytest.mark.parametrize("end", ["the last member dies", "the head is gone"])
+def test_ranks_that_have_joined_are_waited_for(reach, end):
+    """No rank of the start is left, and the signal to stop takes the way over the head."""
+    head = Head(["there", "there"], KEEP_ALIVE)
+    run, secret = bytes(16), b"secret"
+    server = HeadServer(head, run, secret, "127.0.0.1", print)
+    text = Rendezvous(run, secret, server.place, KEEP_ALIVE).text()
+    try:
+        watcher = reach("sh", "-c", "kill -9 $$", **{LINKS: text})
+        until(lambda: head.dead == {0})
+        with pytest.raises(subprocess.TimeoutExpired):
+            watcher.wait(2 * KEEP_ALIVE)
+        assert head.stop is None
+        watcher.send_signal(signal.SIGUSR2)
+        until(lambda: head.stop == signal.SIGTERM)
+        if end == "the head is gone":
+            server.close()
+        else:
+            server.died([1])
+        assert watcher.wait(3 * KEEP_ALIVE) == 1
+    finally:
+        if end != "the head is gone":
+            server.close()
+
+
+def test_an_error_of_the_last_rank_is_no_reason_to_wait(reach):
+    server = HeadServer(Head(["there", "there"], 60.0), bytes(16), b"secret", "127.0.0.1", print)
+    text = Rendezvous(bytes(16), b"secret", server.place, 60.0).text()
+    try:
+        assert reach("sh", "-c", "exit 5", **{LINKS: text}).wait(20) == 5
+    finally:
+        server.close()
