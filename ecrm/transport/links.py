@@ -18,7 +18,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -58,8 +58,7 @@ LONGEST_SILENCE = 1.0
 class LinkTransport(PackedTransport):
     """Calls among the ranks of a run over links, later among the members of each epoch.
 
-    `dead` returns the ranks known to be dead from elsewhere, as from mpirun. A rank that the head
-    fences, or that hears nothing of the head for too long, kills itself.
+    A rank that the head fences, or that hears nothing of the head for too long, kills itself.
 
     A process with a `life` joins a run under way, in the place of a lost rank. `enter` waits for
     the epoch, and comes before any other call. `host` is the name of the process's host then.
@@ -74,14 +73,12 @@ class LinkTransport(PackedTransport):
         rank: int,
         ranks: int,
         rendezvous: Rendezvous,
-        dead: Callable[[], Collection[int]] = frozenset,
         life: str = "",
         host: str = "",
     ) -> None:
         super().__init__(ranks)
         _allow_files(ranks + OTHER_FILES)
-        self.rank, self._dead, self._told_to_stop = rank, dead, False
-        self._known_dead: frozenset[int] = frozenset()
+        self.rank, self._told_to_stop = rank, False
         keep_alive = rendezvous.keep_alive
         address = rendezvous.own_address()
         silence = min(LONGEST_SILENCE, keep_alive / 2)
@@ -151,7 +148,7 @@ class LinkTransport(PackedTransport):
         """
         while not self._member.begun():
             self._news()
-            self._member.want(self._known_dead, admit)
+            self._member.want((), admit)
             self._socket.turn(self._unheard(), REPEAT_SECONDS / 5)
         self._begin_epoch()
 
@@ -192,7 +189,6 @@ class LinkTransport(PackedTransport):
         deadline = time.monotonic() + JOIN_SECONDS
         while self._member.phase is Phase.JOINING:
             self._news()
-            self._member.know(self._known_dead)
             self._socket.turn((), REPEAT_SECONDS)
             if self._member.fenced:
                 self._die()
@@ -205,7 +201,6 @@ class LinkTransport(PackedTransport):
 
     def _begin_epoch(self) -> None:
         self.live = self._member.live
-        self._known_dead -= self._member.joined
         for rank, place in enumerate(self._member.places):
             if place is not None and rank != self.rank and self._places.get(rank) != place:
                 self._carrier.peer(rank, *place)
@@ -299,8 +294,6 @@ class LinkTransport(PackedTransport):
         self._heed()
 
     def _news(self) -> None:
-        # mpirun tells of the first process of a rank for ever
-        self._known_dead = self._known_dead.union(self._dead()) - self._member.joined
         if self._member.fenced:
             self._die()
         if self._member.stop in (signal.SIGINT, signal.SIGTERM) and not self._told_to_stop:
@@ -322,7 +315,7 @@ class LinkTransport(PackedTransport):
         member = self._member
         if member.fenced:
             self._die()
-        dead = (self._known_dead | member.dead).intersection(self.live)
+        dead = member.dead.intersection(self.live)
         if dead:
             raise PeerFailure(f"ranks {sorted(dead)} died")
         if member.revoked:
@@ -343,7 +336,7 @@ class LinkTransport(PackedTransport):
 
     def _away(self) -> frozenset[int]:
         """This rank, and ranks that are dead or have left."""
-        return self._known_dead | self._member.dead | self._member.left | {self.rank}
+        return self._member.dead | self._member.left | {self.rank}
 
     def _stamp(self, kind: int) -> int:
         return self._call_number * len(CALL_NAMES) + kind
