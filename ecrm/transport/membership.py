@@ -21,7 +21,7 @@ comes. `ecrm.transport.membership_socket` carries the messages by UDP, out of re
 | fence | head | this rank is no member: its process ends at once |
 | bye | head | this rank has left, and the others have gone on |
 | enter | newcomer | this process wants to be a lost rank, and listens at `at` on `host` |
-| wait | head | the newcomer waits for an epoch that admits ranks |
+| wait | head | the newcomer waits for an epoch that admits ranks; says a `number` |
 | gone | watcher | the process of a rank that has joined is dead |
 | died | watcher | the processes of these ranks, of the start, are dead |
 | members | watcher | how many members live? answered by `members` |
@@ -36,7 +36,8 @@ A lost rank may join again, as a process with a *life*: a text of the process, i
 the process and in all messages to the process. The process of the start has the life "". An epoch
 has the ranks that wait if a member of the epoch before asks so, and all other members admit ranks.
 A rank joins one epoch after its death at the earliest, and once the lease of the process before is
-over for certain. Words of another life of a rank have no effect.
+over for certain. Words of another life of a rank have no effect. The head gives each newcomer a
+number, and only a newcomer that says the number can join: a replayed `enter` has another number.
 
 The head is a single point of failure: its loss ends the run. To replace a lost head, the epoch, the
 members and the time of the last answers would have to be replicated.
@@ -44,8 +45,10 @@ members and the time of the last answers would have to be replicated.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -99,6 +102,17 @@ def chosen(pairs: Collection[tuple[int, int]]) -> set[int]:
     return gone
 
 
+@dataclass
+class Newcomer:
+    """A process that wants to be a lost rank; `heard` is the time of its last proven word."""
+
+    life: str
+    host: str
+    at: Any
+    number: int
+    heard: float = -math.inf
+
+
 class Head:
     """The head's knowledge. Messages to send gather in `outbox`, lines to tell in `lines`.
 
@@ -115,7 +129,8 @@ class Head:
         self._pairs: dict[tuple[int, int], list[float]] = {}
         self._wanting: set[int] = set()
         self._admitting: dict[int, int] = {}
-        self._waiting: dict[int, tuple[str, str, Any, float]] = {}
+        self._waiting: dict[int, Newcomer] = {}
+        self._newcomers = 0
         self._lives: dict[int, str] = {}
         self._joins: Counter[int] = Counter()
         self._now = 0.0
@@ -142,11 +157,11 @@ class Head:
         if not isinstance(life, str):
             return
         if kind == "enter" and life:
-            self._enter(rank, life, str(message.get("host")), message.get("at"))
+            self._enter(rank, life, message)
         elif kind == "gone":
             if life and life == self._lives.get(rank):
                 self.died(now, [rank])
-            elif life and self._waiting.get(rank, ("",))[0] == life:
+            elif life and rank in self._waiting and self._waiting[rank].life == life:
                 del self._waiting[rank]
         elif life != self._lives.get(rank, ""):
             self._say(rank, "fence", life)
@@ -230,7 +245,7 @@ class Head:
         out, self.outbox = self.outbox, {}
         return [(rank, message) for (rank, *_), message in out.items()]
 
-    def _enter(self, rank: int, life: str, host: str, at: Any) -> None:
+    def _enter(self, rank: int, life: str, message: Mapping[str, Any]) -> None:
         if life == self._lives.get(rank) and rank in self.live:
             self._tell_epoch(rank)  # the word on the epoch was lost
         elif life == self._lives.get(rank):
@@ -238,31 +253,38 @@ class Head:
         elif rank in self._departed:
             self._say(rank, "bye", life)
         else:
-            before = self._waiting.get(rank, (life, host, at, 0.0))
-            if before[0] == life or not self._waits(before[3]):
-                self._waiting[rank] = life, host, at, self._now
-                self._say(rank, "wait", life, lives=rank in self.live - self.dead)
-            else:
-                self._say(rank, "taken", life, host=before[1])
+            there = self._waiting.get(rank)
+            if there is not None and there.life != life and self._waits(there):
+                self._say(rank, "taken", life, host=there.host)
+                return
+            if there is None or there.life != life:
+                self._newcomers += 1
+                host, at = str(message.get("host")), message.get("at")
+                self._waiting[rank] = there = Newcomer(life, host, at, self._newcomers)
+            elif message.get("number") == there.number:
+                there.heard = self._now
+            lives = rank in self.live - self.dead
+            self._say(rank, "wait", life, lives=lives, number=there.number)
 
-    def _waits(self, heard: float) -> bool:
-        """Whether a newcomer heard at a time still waits."""
-        return self._now - heard < max(ENTER_PATIENCE, 0.5 * self._keep_alive)
+    def _waits(self, newcomer: Newcomer) -> bool:
+        """Whether a newcomer still waits, as far as heard."""
+        return self._now - newcomer.heard < max(ENTER_PATIENCE, 0.5 * self._keep_alive)
 
     def _ready(self) -> list[int]:
         """The newcomers that the next epoch can admit."""
         over = self._now - HEAD_PATIENCE * self._keep_alive
         return sorted(
             rank
-            for rank, (*_, heard) in self._waiting.items()
+            for rank, newcomer in self._waiting.items()
             if rank not in self.live
-            and self._waits(heard)
+            and self._waits(newcomer)
             and self._answered.get(rank, over) <= over
         )
 
     def _admit(self, rank: int) -> None:
         """Make a newcomer a member of the epoch about to begin."""
-        life, host, at, _ = self._waiting.pop(rank)
+        newcomer = self._waiting.pop(rank)
+        life, host, at = newcomer.life, newcomer.host, newcomer.at
         if host not in self._names:
             self._names.append(host)
         self._hosts[rank], self._place[rank] = host, self._names.index(host)
@@ -407,6 +429,7 @@ class Member:
         """The last word of the head to a newcomer, with more words on the reason of a wait."""
         self.beats = 0
         """The number below the numbers of this process's beats."""
+        self._number: Any = None
         self._new: Message | None = None
         self._admit = Admit.NO
         self.revoked = self.fenced = self._released = False
@@ -419,6 +442,8 @@ class Member:
         if message.get("life", "") != self._life:
             return
         if kind in ("wait", "taken", "bye") and self.phase is Phase.ENTERING:
+            if message.get("number") != self._number:
+                self._number, self._next = message.get("number"), 0.0  # said at once
             lives = kind == "wait" and message.get("lives")
             self.told = "lives" if lives else kind
         elif kind == "fence":
@@ -492,7 +517,7 @@ class Member:
             self._join_pause = min(2 * self._join_pause, LONGEST_JOIN_PAUSE)
             more: dict[Phase, dict[str, Any]] = {
                 Phase.JOINING: {"at": self._at, "dead": list(self._told_dead)},
-                Phase.ENTERING: {"at": self._at, "host": self._host},
+                Phase.ENTERING: {"at": self._at, "host": self._host, "number": self._number},
                 Phase.WANTING: {"dead": list(self._told_dead), "admit": int(self._admit)},
             }
             said.append(self._message(self.phase.value, **more.get(self.phase, {})))

@@ -6,6 +6,7 @@ import copy
 import heapq
 import itertools
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -490,11 +491,36 @@ def test_lost_ranks_come_back_one_after_another(seed: int, loss: float) -> None:
     assert run.head.live == everybody == run.alive
 
 
+def enters(head: Head, now: float, enter: dict[str, Any]) -> None:
+    """A newcomer says its first word, and the number of the answer."""
+    head.hear(now, enter)
+    number = head.outbox[enter["rank"], enter["life"], "wait"]["number"]
+    head.hear(now, {**enter, "number": number})
+
+
+def test_replayed_words_of_a_newcomer_that_is_gone_bring_no_ghost() -> None:
+    """All its words again, in order: the number of its answer is of the past."""
+    head = joined_head(2)
+    head.died(0.0, [1])
+    head.hear(0.0, {"is": "want", "rank": 0, "epoch": 1, "dead": [1], "admit": 2})
+    enter = {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]}
+    words = [enter, {**enter, "number": 1}]
+    for word in words:
+        head.hear(5.0, word)
+    assert head._ready() == [1]
+    head.hear(5.0, {"is": "gone", "rank": 1, "life": "a"})
+    for word in words:
+        head.hear(5.1, word)
+    assert head._ready() == []
+    head.hear(5.2, {"is": "want", "rank": 0, "epoch": 2, "dead": [], "admit": 2})
+    assert head.live == {0}
+
+
 def test_a_rank_that_lives_is_waited_for_and_a_second_newcomer_is_refused() -> None:
     head = joined_head(2)
     enter = {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]}
-    head.hear(0.1, enter)
-    wait = {"is": "wait", "epoch": 1, "life": "a", "lives": True}
+    enters(head, 0.1, enter)
+    wait = {"is": "wait", "epoch": 1, "life": "a", "lives": True, "number": 1}
     assert head.take() == [(1, wait)]
     head.hear(0.2, {**enter, "life": "b"})
     assert [message["is"] for _, message in head.take()] == ["taken"]
@@ -515,7 +541,8 @@ def test_a_newcomer_joins_only_if_a_member_asks_and_no_member_objects(
     for rank in (0, 1):
         head.hear(0.0, {"is": "want", "rank": rank, "epoch": 1, "dead": [2], "admit": 2})
     assert (head.epoch, head.live) == (2, {0, 1})
-    head.hear(5.0, {"is": "enter", "rank": 2, "life": "a", "host": "h9", "at": ["10.0.0.9", 2]})
+    enter = {"is": "enter", "rank": 2, "life": "a", "host": "h9", "at": ["10.0.0.9", 2]}
+    enters(head, 5.0, enter)
     head.hear(5.0, {"is": "ask", "rank": 0, "epoch": 2})
     assert [message.get("waiting") for _, message in head.take() if message["is"] == "state"] == [
         [2]
@@ -539,7 +566,7 @@ def test_a_number_does_not_come_back_before_the_lease_of_the_dead_is_over() -> N
     head.hear(1.1, {"is": "want", "rank": 0, "epoch": 1, "dead": [1], "admit": 2})
     enter = {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]}
     for now, epoch, live in ((1.2, 2, {0}), (1.0 + 1.01 * KEEP_ALIVE, 3, {0, 1})):
-        head.hear(now, enter)
+        enters(head, now, enter)
         head.hear(now, {"is": "want", "rank": 0, "epoch": epoch, "dead": [], "admit": 2})
         assert (head.epoch, head.live) == (epoch + 1, live)
 
@@ -548,7 +575,8 @@ def test_words_of_an_earlier_process_of_a_rank_have_no_effect() -> None:
     head = joined_head(2)
     head.died(0.0, [1])
     head.hear(0.0, {"is": "want", "rank": 0, "epoch": 1, "dead": [1], "admit": 2})
-    head.hear(5.0, {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]})
+    enter = {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]}
+    enters(head, 5.0, enter)
     head.hear(5.0, {"is": "want", "rank": 0, "epoch": 2, "dead": [], "admit": 2})
     head.take()
     for late in (
