@@ -16,8 +16,9 @@ from ecrm.base.wording import named
 from ecrm.launch.hosts_file import Host
 from ecrm.launch.remote_host import RemoteHost
 from ecrm.launch.remote_run import HeadWord, RemoteRun, StartMark, meeting_at
+from ecrm.launch.supervise import has_ended
 from ecrm.run.joining import JoinFile
-from ecrm.run.reading import read_json
+from ecrm.run.reading import LAUNCH, read_own
 from ecrm.transport.membership_socket import Rendezvous
 
 HERE = "127.0.0.1"
@@ -67,7 +68,10 @@ def _lost(run_dir: Path, file: JoinFile, place: str) -> list[int]:
             f"{', '.join(dict.fromkeys(file.hosts))}",
             otherwise=f"name the lost host that this host replaces: --place {file.hosts[0]}",
         )
-    said = read_json(run_dir / "ranks.json").get("ranks", [])
+    launched = file.variables.get(LAUNCH)
+    if has_ended(run_dir, launched):
+        raise UsageError(f"{run_dir}: the run has ended", otherwise=f"see ecrm report {run_dir}")
+    said = read_own(run_dir / "ranks.json", launched).get("ranks", [])
     lost = [each["rank"] for each in said if each["rank"] in here and not each["live"]]
     if not lost:
         raise UsageError(

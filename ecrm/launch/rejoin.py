@@ -20,9 +20,10 @@ from typing import Any
 from ecrm.base.errors import UsageError
 from ecrm.launch.hosts_file import Host
 from ecrm.launch.remote_host import starter_words
+from ecrm.launch.supervise import has_ended
 from ecrm.process.linux import when_parent_ends
 from ecrm.run.joining import FILE
-from ecrm.run.reading import read_json
+from ecrm.run.reading import read_own
 
 FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 600.0
@@ -74,19 +75,26 @@ class Rejoin:
                 self.running[host] = self._begin(host)
 
 
-def lost_hosts(run_dir: Path, placed: Sequence[Host]) -> set[str]:
-    """The names of hosts with lost ranks, by ranks.json; empty before ranks can join."""
-    if not (run_dir / FILE).exists():
+def lost_hosts(run_dir: Path, placed: Sequence[Host], launch: str | None) -> set[str]:
+    """The names of hosts with ranks lost in a launch, by ranks.json.
+
+    Empty before ranks can join, and after the end of the run.
+    """
+    if not (run_dir / FILE).exists() or has_ended(run_dir, launch):
         return set()
-    ranks = read_json(run_dir / "ranks.json").get("ranks", [])
+    ranks = read_own(run_dir / "ranks.json", launch).get("ranks", [])
     return {placed[each["rank"]].name for each in ranks if not each["live"]}
 
 
 @contextlib.contextmanager
 def rejoining(
-    run_dir: Path, placed: Sequence[Host], starter: str, say: Callable[[str], None]
+    run_dir: Path,
+    placed: Sequence[Host],
+    starter: str,
+    launch: str | None,
+    say: Callable[[str], None],
 ) -> Iterator[None]:
-    """Bring lost hosts back while the run goes on; ends all joins in the end."""
+    """Bring lost hosts back while the run of a launch goes on; ends all joins in the end."""
 
     def begin(host: Host) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-m", "ecrm", "join", str(run_dir), "--host", host.name]
@@ -98,7 +106,7 @@ def rejoining(
         )
 
     over = threading.Event()
-    joins = Rejoin(placed, lambda: lost_hosts(run_dir, placed), begin, say)
+    joins = Rejoin(placed, lambda: lost_hosts(run_dir, placed, launch), begin, say)
 
     def work() -> None:
         while not over.wait(LOOK_SECONDS):

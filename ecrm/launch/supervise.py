@@ -156,7 +156,7 @@ def _wait(
             return ""
         if ranks is not None and ranks.gone():
             return f"mpirun had no rank for {RANKLESS_SECONDS:g} s, and was killed: start it again"
-        if deadline == float("inf") and _has_ended(run_dir, launch):
+        if deadline == float("inf") and has_ended(run_dir, launch):
             deadline = time.monotonic() + LINGER_SECONDS
         watch.look(stopping=forwarded)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -164,7 +164,7 @@ def _wait(
     return ""
 
 
-def _has_ended(run_dir: Path, launch: str | None) -> bool:
+def has_ended(run_dir: Path, launch: str | None) -> bool:
     """Whether the files of a run say that it has ended, well or not."""
     sessions = session_folders(run_dir)
     if last_summary([read_own(each / "summary.json", launch) for each in sessions]):

@@ -135,9 +135,26 @@ def test_a_lost_host_is_asked_again_with_pauses_that_grow_and_begin_anew():
 
 def test_lost_hosts_are_read_from_the_run(run_dir):
     placed = [Host(name, 2, name) for name in HOSTS]
-    assert lost_hosts(run_dir, placed) == {"node2"}
+    assert lost_hosts(run_dir, placed, None) == {"node2"}
+    assert lost_hosts(run_dir, placed, "a later launch") == set()
+    (run_dir / "failure.json").write_text('{"message": "lost"}')
+    assert lost_hosts(run_dir, placed, None) == set(), "after the end"
+    (run_dir / "failure.json").unlink()
     (run_dir / FILE).unlink()
-    assert lost_hosts(run_dir, placed) == set(), "before ranks can join"
+    assert lost_hosts(run_dir, placed, None) == set(), "before ranks can join"
+
+
+def test_a_run_that_has_ended_takes_no_rank(run_dir, capsys):
+    (run_dir / "stopped.json").write_text('{"step": 3}')
+    assert main(["join", str(run_dir), "--host", "node2"]) == 2
+    assert "the run has ended" in capsys.readouterr().err
+
+
+def test_a_host_without_the_folder_of_the_launch_is_refused(run_dir, capsys):
+    file = JoinFile("links", HOSTS, "/nowhere", ["true"], {}, [])
+    (run_dir / FILE).write_text(json.dumps(asdict(file)))
+    assert main(["join", str(run_dir), "--host", "node2"]) == 2
+    assert "/nowhere: No such file or directory" in capsys.readouterr().err
 
 
 def test_a_run_that_cannot_take_hosts_back_is_refused():
