@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -115,6 +116,9 @@ def build_rank(
     _warm_up(transport, config, engine, features, on_gpu)
     if transport.joined:
         waiting("the other ranks are waited for")
+        # here: after the join all other ranks would wait for a second
+        gc.collect()
+        gc.freeze()
         engine.recovery.join()
     elif run.loads_tables:
         _load_tables(transport, run, engine, waiting)
