@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -249,3 +251,25 @@ def test_a_newcomer_that_hears_nothing_of_the_head_says_so(
             newcomer.enter()
         newcomer._carrier.close()
         newcomer._socket.close()
+
+
+def test_a_wish_to_stop_that_goes_over_the_head_is_a_signal_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(links.os, "kill", lambda *words: killed.append(words))
+    head = Head(["h1"], 2.0)
+    server = HeadServer(head, b"r" * 16, b"s" * 32, "127.0.0.1", print)
+    transport = LinkTransport(0, 1, Rendezvous(b"r" * 16, b"s" * 32, server.place, 2.0))
+    try:
+        for stop, expected in ((9, []), (signal.SIGTERM, [(os.getpid(), signal.SIGTERM)])):
+            head.stop = stop  # 9: only the signals that ask are taken
+            end = time.monotonic() + 0.7
+            while time.monotonic() < end:
+                transport.agree(True)
+                transport._look()
+                time.sleep(0.01)
+            assert killed == expected
+    finally:
+        transport.close()
+        server.close()
