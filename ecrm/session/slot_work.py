@@ -161,9 +161,9 @@ class SessionBatches:
                 f"the stream of slot {slot} has no batch for step {step}, and had one before",
                 otherwise="keep all that decides its batches in its state_dict",
             )
-        if drawn.before is not None:
+        if drawn.before is not None and not compared:
             self._after[step - 1, slot] = drawn.before
-        if drawn.after is not None:
+        if drawn.after is not None and not compared:
             self._after = {
                 place: state for place, state in self._after.items() if place[0] >= engine.step - 1
             }

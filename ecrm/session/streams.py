@@ -74,11 +74,10 @@ class Streams:
 
 @dataclass
 class _Running:
-    """A stream in use; `step` is the step of its next batch."""
+    """A stream in use."""
 
     stream: Stream
     batches: Iterator[Any]
-    step: int
     epoch: int
     drawn: bool
     """Whether the stream has given a batch, in this process or before the state was loaded."""
@@ -93,7 +92,9 @@ class StreamSource:
 
     def __init__(self, streams: Streams, slots: int, seed: int) -> None:
         self._all, self._slots, self._seed = streams, slots, seed
-        self._running: dict[int, _Running] = {}
+        # by slot and the step of the next batch: a batch made once more has a stream of its own,
+        # and the stream further ahead goes on
+        self._running: dict[int, dict[int, _Running]] = {}
         self._ends: dict[int, int] = {}
 
     def slots_in(self, step: int) -> range:
@@ -111,12 +112,12 @@ class StreamSource:
         if not before and self._ends.get(slot, step + 1) <= step:
             return DrawnBatch(None, over=True, after=ENDED)
         seed_slot(self._seed, step, -1 - slot)
-        running = self._running.get(slot)
-        if running is None or running.step != step:
+        ahead = {at: each for at, each in self._running.get(slot, {}).items() if at >= step}
+        running = ahead.pop(step, None)
+        if running is None:
             running = self._begun(step, slot, before)
-        known = None
+        self._running[slot], known = ahead, None
         while running is not None:
-            self._running[slot] = running
             try:
                 batch = next(running.batches)
             except StopIteration:
@@ -124,9 +125,8 @@ class StreamSource:
                 # a loader may begin anew from the state that it has at its end
                 known = None if running is None else _written({"epoch": running.epoch})
             else:
-                running.step, running.drawn = step + 1, True
+                running.drawn, ahead[step + 1] = True, running
                 return DrawnBatch(batch, after=self._state(running, slot), before=known)
-        del self._running[slot]
         self._ends[slot] = step
         return DrawnBatch(None, over=True, after=ENDED)
 
@@ -194,7 +194,7 @@ class StreamSource:
             stream.load_state_dict(one)
         batches = iter(stream)
         seed_slot(self._seed, step, -1 - slot)  # as for a stream in use
-        return _Running(stream, batches, step, epoch, drawn=bool(state))
+        return _Running(stream, batches, epoch, drawn=bool(state))
 
 
 def _written(state: Any) -> bytes:

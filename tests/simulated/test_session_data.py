@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,6 +77,7 @@ def script(
     steps: int | None = STEPS,
     slots: int = 2,
     prepare: Callable[[Session], None] = lambda session: None,
+    checks: int = 0,
 ) -> Train:
     def train(start: Callable[[Wanted], Any]) -> Session:
         torch.manual_seed(0)
@@ -85,6 +87,7 @@ def script(
             model,
             slots=slots,
             dense_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+            check_determinism=checks,
             start=start,
         )
         prepare(session)
@@ -227,6 +230,30 @@ def test_epochs_of_a_stateful_loader_have_every_sample_once_and_end_unevenly():
     assert counts == [[4, 4, 4, 4, 2] * 2, [4, 4, 2] * 2]
     orders = [[slots[0][0] for step, slots in steps.items() if step // 5 == e] for e in (0, 1)]
     assert orders[0] != orders[1], "each epoch has its own order"
+
+
+class BeginsAnew(Counting):
+    """A stream that begins anew where the state of its end is loaded."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.at = 0 if self.at == self.count else self.at
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_slots_that_are_computed_twice_leave_streams_as_they_are(workers, monkeypatch):
+    def in_epochs(workers: int) -> Streams:
+        return Streams(lambda slot, epoch: BeginsAnew(slot, 3), workers, epochs=3)
+
+    monkeypatch.setattr(ecrm.session.data, "Worker", StubWorker)
+    calm = run(layout=layout(), train=script(lambda: in_epochs(0), 50))
+    twice = replace(layout(), checks=True)
+    checked = run(KILLS["trainer"], twice, script(lambda: in_epochs(workers), 50, checks=20))
+    firsts = [slots[0][0] for slots in logged(calm).values()]
+    assert firsts == [7, 14, 21] * 3
+    assert checked.deaths == 1 and checked.mismatches == 0
+    assert checked.logged == calm.logged[-len(checked.logged) :] and len(checked.logged) >= 3
+    assert (checked.tables, checked.dense) == (calm.tables, calm.dense)
 
 
 def test_a_gradient_is_a_mean_over_the_slots_that_have_a_batch():
