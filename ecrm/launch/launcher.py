@@ -182,7 +182,7 @@ def launch(
         elif not somewhere:
             variables |= on_loopback(os.environ)
         rejoins = (
-            rejoining(folder, hosts.placed, hosts.starter, name, _print)
+            rejoining(folder, hosts.placed, hosts.starter, name, watch.show)
             if hosts is not None and config.cluster.rejoin
             else contextlib.nullcontext()
         )

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,18 +92,30 @@ def rejoining(
     placed: Sequence[Host],
     starter: str,
     launch: str | None,
-    say: Callable[[str], None],
+    show: Callable[[Iterable[str]], None],
 ) -> Iterator[None]:
-    """Bring lost hosts back while the run of a launch goes on; ends all joins in the end."""
+    """Bring lost hosts back while the run of a launch goes on; ends all joins in the end.
 
-    def begin(host: Host) -> subprocess.Popen[bytes]:
+    `show` prints lines, and returns at their end.
+    """
+
+    def begin(host: Host) -> subprocess.Popen[str]:
         words = [sys.executable, "-m", "ecrm", "join", str(run_dir), "--host", host.name]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             starter_words(starter, host, words),
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
             process_group=0,
             preexec_fn=lambda: when_parent_ends(signal.SIGKILL),
         )
+        threading.Thread(target=show, args=(process.stdout,), name="lines", daemon=True).start()
+        return process
+
+    def say(line: str) -> None:
+        show([f"{line}\n"])
 
     over = threading.Event()
     joins = Rejoin(placed, lambda: lost_hosts(run_dir, placed, launch), begin, say)

@@ -66,7 +66,7 @@ class Screen:
         self._began = time.monotonic()
         self._live.start()
         self._reader = threading.Thread(
-            target=self._show, args=(lines, means_nothing), name="lines", daemon=True
+            target=self.show, args=(lines, means_nothing), name="lines", daemon=True
         )
         self._reader.start()
 
@@ -96,7 +96,8 @@ class Screen:
         with contextlib.suppress(OSError):
             self._live.stop()
 
-    def _show(self, lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None:
+    def show(self, lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None:
+        """Show lines of ranks above the bar, except lines of progress."""
         for line in lines:
             if not PROGRESS_LINE.match(line) and not means_nothing(line):
                 if EVENT_LINE.match(line):

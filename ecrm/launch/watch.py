@@ -94,6 +94,16 @@ class Watch:
             self._tails.append(EventTail(folder / "events.jsonl"))
         return self._tails
 
+    def show(self, lines: Iterable[str]) -> None:
+        """Print lines of ranks that have joined; returns at their end."""
+        if self._screen is not None:
+            self._screen.show(lines, lambda _: False)
+            return
+        for line in lines:
+            with contextlib.suppress(OSError):  # the terminal is gone
+                sys.stdout.write(line)
+                sys.stdout.flush()
+
     def look(self, stopping: bool = False) -> None:
         if self._followers:
             for number, tail in enumerate(self._tails_now()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from dataclasses import asdict
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 from ecrm.base.errors import UsageError
 from ecrm.cli.commands import main
 from ecrm.config import load_config
+from ecrm.launch import rejoin
 from ecrm.launch.hosts_file import Host
 from ecrm.launch.launcher import check_rejoin
-from ecrm.launch.rejoin import FIRST_PAUSE, Rejoin, lost_hosts
+from ecrm.launch.rejoin import FIRST_PAUSE, Rejoin, lost_hosts, rejoining
 from ecrm.run import joining
 from ecrm.run.gather import decide, gather_results
 from ecrm.run.joining import FILE, LIFE, JoinFile, write_join_file
@@ -165,3 +167,19 @@ def test_a_run_that_cannot_take_hosts_back_is_refused():
     with pytest.raises(UsageError, match="which admits no rank: set cluster.rejoin=false"):
         load_config("tiny", ["cluster.rejoin=true", *sets])
     assert not load_config("tiny", sets).cluster.rejoin
+
+
+def test_lines_of_joins_are_shown_by_the_launch(run_dir):
+    """Not by the processes themselves, which would write into the screen."""
+    came = []
+    placed = [Host(name, 2, name) for name in HOSTS]
+    words = "sh -c 'echo {host} for {command}'"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rejoin, "FIRST_PAUSE", 0.0)
+        patch.setattr(rejoin, "LOOK_SECONDS", 0.01)
+        with rejoining(run_dir, placed, words, None, lambda lines: came.extend(lines)):
+            deadline = time.monotonic() + 10
+            while len(came) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+    assert came[0] == "host node2: asked to join again (cluster.rejoin)\n"
+    assert came[1].startswith("node2 for ") and f"ecrm join {run_dir} --host node2" in came[1]
