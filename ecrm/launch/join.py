@@ -22,8 +22,11 @@ from ecrm.run.reading import LAUNCH, read_own
 from ecrm.transport.membership_socket import Rendezvous
 
 HERE = "127.0.0.1"
-STARTER = "env ECRM_HOST={host}"
-"""The starter of the agent: this machine is the host."""
+STARTER = "sh -c 'ECRM_HOST={host} {command}; exit $?'"
+"""The starter of the agent: this machine is the host.
+
+The shell dies with this process; the agent lives on, hears nothing, and kills all it has started.
+"""
 
 
 def join(run_dir: Path, host: str, place: str | None = None) -> int:

@@ -152,8 +152,9 @@ class RemoteRun:
 
     def _died(self, ranks: set[int], begun: bool) -> None:
         self._word.died(ranks)
-        if not begun:
+        if not begun or self._joining:
             self._codes.append(1)
+        if not begun:
             self._end_now()
 
     def _receive(self) -> list[RemoteHost]:
