@@ -10,8 +10,9 @@ import sys
 
 import pytest
 
+from ecrm.base.errors import STOPPED_EXIT_CODE
 from support.drilling import LONG, launch
-from support.host_loss import ONE_LOST, STARTER, lose, trainings
+from support.host_loss import KEEP_ALIVE, ONE_LOST, STARTER, lose, trainings
 from support.imitated_hosts import why_not
 
 REASON = why_not()
@@ -25,6 +26,12 @@ STEPS = {"train.steps": 3000}
 def train(tmp_path, criteo_rows):
     with trainings(tmp_path, criteo_rows) as start:
         yield start
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory, criteo_rows):
+    folder = tmp_path_factory.mktemp("calm") / "run"
+    return launch(folder, criteo_rows, {**LONG, **STEPS}).model
 
 
 def joining(training, tmp_path, name):
@@ -44,8 +51,8 @@ def joining(training, tmp_path, name):
     )
 
 
-def test_each_host_is_lost_and_back_in_turn(train, tmp_path, criteo_rows):
-    calm = launch(tmp_path / "calm", criteo_rows, {**LONG, **STEPS}).model
+def test_each_host_is_lost_and_back_in_turn(train, tmp_path, calm):
+    """In the end no rank of the start is left."""
     training = train(3, {**ONE_LOST, **STEPS})
     training.wait_for_step(30)
     joins = []
@@ -83,3 +90,47 @@ def test_each_host_is_lost_and_back_in_turn(train, tmp_path, criteo_rows):
     assert run.summary["parity"]["mismatches"] == 0
     joined = [rank for event in run.events_of("joined") for rank in event["ranks"]]
     assert len(joined) == 2 * len(joins)
+
+
+def test_the_launch_brings_a_lost_host_back_twice(train, calm):
+    """The second time the ranks that die are ranks that have joined."""
+    training = train(3, {**ONE_LOST, **STEPS, "cluster.rejoin": "true"})
+    training.wait_for_step(30)
+    ranks = training.ranks_of("h2")
+    for time_of in range(1, 3):
+        lose(training, "h2")
+        training.wait_for(lambda event: len(ranks_in(training, "failure")) == 2 * time_of)
+        training.hosts.mend("h2")
+        training.wait_for(lambda event: len(ranks_in(training, "joined")) == 2 * time_of)
+        training.wait_for(
+            lambda event: event is training.events[-1] and event.get("failures_left") == 1
+        )
+    run = training.finish()
+    assert run.code == 0, run.output
+    assert run.model == calm
+    assert run.summary["parity"]["mismatches"] == 0
+    assert "asked to join again (cluster.rejoin)" in run.output
+    assert sorted(ranks_in(training, "joined")) == sorted(2 * ranks)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_that_have_joined_end_with_the_launch(train, tmp_path, number):
+    training = train(3, {**ONE_LOST, **STEPS})
+    training.wait_for_step(30)
+    lose(training, "h2")
+    training.wait_for(lambda event: event["event"] == "failure")
+    training.hosts.mend("h2")
+    typed = joining(training, tmp_path, "h2")
+    training.wait_for(lambda event: len(ranks_in(training, "joined")) == 2)
+    training.process.send_signal(number)
+    if number == signal.SIGTERM:
+        assert training.finish().code == STOPPED_EXIT_CODE
+    for name in training.hosts.names:
+        training.wait_until_empty(name, 3 * KEEP_ALIVE)
+    said, _ = typed.communicate(timeout=30)
+    assert typed.returncode == (0 if number == signal.SIGTERM else 1), said
+
+
+def ranks_in(training, kind):
+    """The ranks in all events of a kind."""
+    return [rank for event in training.events if event["event"] == kind for rank in event["ranks"]]
