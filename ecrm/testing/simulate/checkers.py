@@ -211,11 +211,16 @@ class Checkers:
         circle = Circle.of(layout.shape)
         each = layout.data_rows_per_shard
         in_order = records.new_zeros(each * circle.shards, records.shape[1])
+        counts = torch.zeros(len(records), dtype=torch.int64)
         for shard in range(circle.shards):
             rows = layout.rows_of(shard, torch.arange(each))
             known = rows < len(records)
             places = torch.from_numpy(circle.rows_on(shard, len(in_order)).reshape(-1))
             in_order[places[known]] = records[rows[known]]
+            counts.index_add_(0, rows[known], torch.ones_like(rows[known]))
+        if (counts != 1).any():
+            row = int((counts != 1).nonzero()[0])
+            raise Violation(f"row {row} of space {space} has {int(counts[row])} places")
         return in_order
 
     def _parity_of(self, step: int, space: int, t: int, circle: Circle, records: Tensor) -> Tensor:
