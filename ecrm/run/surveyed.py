@@ -100,6 +100,9 @@ def run_to_training(script: Script, ask: Callable[[Wanted], Answer]) -> Answer:
     Raises UsageError if the script trains nothing. Raises DataError for damaged data, and
     ScriptFailed for any other error of the script, after printing the script's traceback.
     """
+    from ecrm.process.fork_server import import_at_once
+
+    import_at_once(["ecrm.run.run_script", "ecrm.session.session"])
     from ecrm.run.run_script import quiet_torch, run_as_main
     from ecrm.run.user_frames import own_line, own_traceback
 
