@@ -60,7 +60,7 @@ def test_survivable_schedules_finish_with_the_oracles_bits(seeds):
     }
     rare = {kind for kind, count in least.items() if totals.mix[kind] < count * hundreds}
     assert rare == set(), totals
-    assert totals.mix["recoveries with too many placements to compare"] < 4 * hundreds, totals
+    assert totals.mix["recoveries with too many placements to compare"] < 10 * hundreds, totals
 
 
 @pytest.mark.parametrize("seeds", some_and_more(30, 200))

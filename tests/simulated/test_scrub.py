@@ -266,11 +266,11 @@ def test_a_stripe_that_rebuilding_has_put_right_is_looked_at_anew():
 
     Then the rank that judges the stripe dies. Another bit flips, and another rank judges.
     """
-    workload = _workload(3, 1, spares=2, steps=14, rebuild_rows_per_step=WHOLE)
+    workload = _workload(3, 1, spares=2, steps=16, rebuild_rows_per_step=WHOLE)
     shape, stripe = workload.make_protection().shape, 3
     wrong, judge = (shape.shard_of_unit(stripe % shape.shards, unit) for unit in (1, 3))
-    flips = [Flip(2, "dense", 0, stripe, 1), Flip(11, "dense", 0, stripe, 2)]
-    ran = Ran(workload, flips, [PhaseFault(wrong, 5, "update"), PhaseFault(judge, 9, "update")])
+    flips = [Flip(2, "dense", 0, stripe, 1), Flip(13, "dense", 0, stripe, 2)]
+    ran = Ran(workload, flips, [PhaseFault(wrong, 5, "update"), PhaseFault(judge, 11, "update")])
     assert [(event["stripe"], event["repaired"]) for event in ran.events] == [
         (stripe, False),
         (stripe, False),
@@ -480,12 +480,12 @@ def test_what_is_laid_out_anew_was_checked_before():
         servers=6,
         trainers=1,
         layout="colocated",
-        steps=9,
+        steps=12,
         rebuild_rows_per_step=WHOLE,
         scrub_rows_per_step=1,
     )
     stripe = _left_alone(workload, 1, step=5)[0]
-    early, late = Flip(3, "input", 0, stripe, 1), Flip(6, "input", 0, 5, 4)
+    early, late = Flip(3, "input", 0, stripe, 1), Flip(9, "input", 0, 5, 4)
     ran = Ran(workload, [early, late], [PhaseFault(5, 1, "parity")])
     assert [event["event"] for event in ran.told if event["event"] in ("corruption", "reshaped")][
         :2

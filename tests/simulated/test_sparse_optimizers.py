@@ -36,7 +36,7 @@ TABLES = (
 WORKLOAD = Workload(
     tables=TABLES, steps=11, falls=True, spares=2, servers=5, rebuild_rows_per_step=1000
 )
-DEATHS = [PhaseFault(0, 4, "dense"), PhaseFault(5, 6, "update"), PhaseFault(2, 9, "dense")]
+DEATHS = [PhaseFault(0, 4, "dense"), PhaseFault(5, 6, "update"), PhaseFault(2, 10, "dense")]
 
 
 def run(workload, faults=(), folder=None, resume=False):
