@@ -147,3 +147,21 @@ def test_a_module_that_cannot_be_imported_is_left_to_the_ranks(start, imports):
     missing = PROGRAM.replace('("counted",)', '("no_such_module", "counted")')
     rank = Rank(start(0, missing))
     assert rank.has_module and count(imports) == 1
+
+
+def test_the_error_of_a_module_is_printed_but_for_one_that_is_not_there(tmp_path):
+    """A second import of torch fails by another error, so the first must be seen."""
+    (tmp_path / "torn.py").write_text("raise RuntimeError('no such log')")
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from ecrm.process.fork_server import import_at_once\n"
+            "import_at_once(['no_such_module', 'torn', 'json'])",
+        ],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "RuntimeError: no such log" in ran.stderr and "no_such_module" not in ran.stderr
