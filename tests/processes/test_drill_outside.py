@@ -102,9 +102,10 @@ def test_a_rank_is_killed_by_pid_and_recorded(tmp_path, sleeper):
     assert said == [f"! drill: SIGKILL to rank 2 (pid {sleeper.pid})"]
 
 
-@pytest.mark.parametrize("marker", [".summary.json", "summary.json", "failure.json"])
+@pytest.mark.parametrize("marker", [".epoch-1/1/.summary.json", "summary.json", "failure.json"])
 def test_no_kill_once_the_run_is_over(tmp_path, sleeper, marker):
     write_run(tmp_path, sleeper.pid)
+    (tmp_path / marker).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / marker).write_text("{}")
     killer = RandomKiller(tmp_path, RandomKills(0.001), print)
     killer.start()
