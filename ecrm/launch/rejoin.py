@@ -35,7 +35,8 @@ Process = Any
 class Rejoin:
     """The joins of a run's hosts; `look` starts the joins that are due.
 
-    `begin(host)` types `ecrm join` on a host. `lost()` returns the names of hosts with lost ranks.
+    `begin(host)` types `ecrm join` on a host, and raises OSError if no command can be started.
+    `lost()` returns the names of hosts with lost ranks.
     """
 
     def __init__(
@@ -59,11 +60,7 @@ class Rejoin:
         for host, process in list(self.running.items()):
             if process.poll() is not None:
                 del self.running[host]
-                lasted = now - self._began[host] > 10 * self._pause[host]
-                self._pause[host] = (
-                    FIRST_PAUSE if lasted else min(2 * self._pause[host], LONGEST_PAUSE)
-                )
-                self._due[host] = now + self._pause[host]
+                self._wait(host, now, now - self._began[host] > 10 * self._pause[host])
         lost = self._lost()
         for host in self._hosts:
             if host.name not in lost or host in self.running:
@@ -71,8 +68,21 @@ class Rejoin:
             if now >= self._due.setdefault(host, now + self._pause[host]):
                 del self._due[host]
                 self._began[host] = now
-                self._say(f"host {host.name}: asked to join again (cluster.rejoin)")
-                self.running[host] = self._begin(host)
+                try:
+                    self.running[host] = self._begin(host)
+                except OSError as error:
+                    self._wait(host, now, anew=False)
+                    self._say(
+                        f"host {host.name}: cannot run the starter {error.filename}: "
+                        f"{error.strerror}, trying again in {self._pause[host]:.0f} s"
+                    )
+                else:
+                    self._say(f"host {host.name}: asked to join again (cluster.rejoin)")
+
+    def _wait(self, host: Host, now: float, anew: bool) -> None:
+        """Have a host wait before its next join: as at first if `anew`, else twice as long."""
+        self._pause[host] = FIRST_PAUSE if anew else min(2 * self._pause[host], LONGEST_PAUSE)
+        self._due[host] = now + self._pause[host]
 
 
 def lost_hosts(run_dir: Path, placed: Sequence[Host], launch: str | None) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import time
 from dataclasses import asdict
 
@@ -133,6 +134,26 @@ def test_a_lost_host_is_asked_again_with_pauses_that_grow_and_begin_anew():
     pass_time(FIRST_PAUSE + 1)
     assert len(asked) == count + 1, "after a long life the pause begins anew"
     assert said[0] == "host node1: asked to join again (cluster.rejoin)"
+
+
+def test_a_starter_that_cannot_be_run_is_tried_with_pauses_that_grow():
+    now, tried, said = [0.0], [], []
+
+    def begin(host):
+        tried.append(now[0])
+        subprocess.Popen(["no-such-starter"])
+
+    joins = Rejoin(
+        [Host("node1", 1, "node1")], lambda: {"node1"}, begin, said.append, lambda: now[0]
+    )
+    while now[0] < 100:
+        now[0] += 0.5
+        joins.look()
+    assert [round(after - before) for before, after in zip(tried, tried[1:])] == [4, 8, 16, 32]
+    assert said[0] == (
+        "host node1: cannot run the starter no-such-starter: No such file or directory, "
+        "trying again in 4 s"
+    )
 
 
 def test_lost_hosts_are_read_from_the_run(run_dir):
