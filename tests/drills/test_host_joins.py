@@ -7,13 +7,17 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from ecrm.base.errors import STOPPED_EXIT_CODE
-from support.drilling import LONG, launch
-from support.host_loss import KEEP_ALIVE, ONE_LOST, STARTER, lose, trainings
+from support.commands import ecrm
+from support.drilling import LONG, Run, launch
+from support.examples import LAYOUT
+from support.host_loss import KEEP_ALIVE, ONE_LOST, STARTER, check, gaps, lose, trainings
 from support.imitated_hosts import why_not
+from support.paths import PROGRAMS
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -129,6 +133,60 @@ def test_ranks_that_have_joined_end_with_the_launch(train, tmp_path, number):
         training.wait_until_empty(name, 3 * KEEP_ALIVE)
     said, _ = typed.communicate(timeout=30)
     assert typed.returncode == (0 if number == signal.SIGTERM else 1), said
+
+
+FOUR = {
+    "cluster.failure_domain": "host",
+    "cluster.servers": 4,
+    "cluster.trainers": 2,
+    "cluster.spares": 2,
+    "protection.k": 2,
+    "protection.verify_parity_at_end": "true",
+    "train.log_every_steps": 5,
+}
+ROUNDS = 5
+
+
+def test_each_of_four_hosts_is_lost_and_back_five_times(train, tmp_path):
+    """Twenty losses, one after the other; at the end the run survives one more."""
+    hurry, steps = tmp_path / "hurry", "3000"
+    script = (str(PROGRAMS / "paced.py"), steps, str(hurry))
+    training = train(4, {**FOUR, "cluster.rejoin": "true"}, script=script)
+    training.wait_for_step(30)
+    left = training.wait_for(lambda event: event["event"] == "start")["failures_left"]
+    losses, lost = [], []
+    for number in range(ROUNDS * len(training.hosts.names)):
+        name = training.hosts.names[number % len(training.hosts.names)]
+        ranks = training.ranks_of(name)
+        losses.append(lose(training, name))
+        lost += ranks
+        training.wait_for(lambda _: len(ranks_in(training, "failure")) == len(lost))
+        training.hosts.mend(name)
+        training.wait_for(lambda _: len(ranks_in(training, "joined")) == len(lost))
+        training.wait_for(
+            lambda event: event is training.events[-1] and event.get("failures_left") == left
+        )
+    assert left == 1 and Counter(lost) == dict.fromkeys(range(8), ROUNDS)
+    losses.append(lose(training, "h2"))
+    training.wait_for(lambda _: len(ranks_in(training, "failure")) == len(lost) + 2)
+    hurry.touch()
+    run = training.finish()
+    calm = tmp_path / "calm"
+    words = ("launch", script[0], *LAYOUT, "--run-dir", str(calm), "--", *script[1:])
+    done = ecrm(*words, cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    check(run, Run(0, "", calm).model, [[rank] for rank in (*lost, *training.ranks_of("h2"))])
+    gaps(run, losses)
+    no_step_is_longer(run, losses)
+
+
+def no_step_is_longer(run, losses):
+    """No step takes more than the keep-alive time and two steps, neither at a join."""
+    finished = sorted(at for event in run.events_of("progress") for _, at in event["finished"])
+    steps = sorted(after - before for before, after in zip(finished, finished[1:]))
+    usual = steps[-3 * len(losses) - 1]
+    print(f"longest step {steps[-1]:.2f} s, of the usual steps {usual:.2f} s")
+    assert steps[-1] <= KEEP_ALIVE + 2 * usual, run.output
 
 
 def ranks_in(training, kind):

@@ -1,0 +1,42 @@
+"""A script with long steps until a file is there: paced.py STEPS FILE.
+
+So a drill takes as long as it needs, and the rest of the training is short.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import ecrm
+
+STEPS, HURRY = int(sys.argv[1]), Path(sys.argv[2])
+SLOTS, ROWS, STEP_SECONDS = 2, 3000, 0.25
+
+
+def ids(step: int, slot: int) -> tuple[KeyedJaggedTensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(100 * step + slot)
+    lengths = torch.randint(0, 4, (64,), generator=random)
+    values = torch.randint(0, ROWS, (int(lengths.sum()),), generator=random)
+    return KeyedJaggedTensor(["item"], values, lengths=lengths), torch.rand(64, generator=random)
+
+
+torch.manual_seed(0)
+table = EmbeddingBagConfig(
+    name="songs", embedding_dim=8, num_embeddings=ROWS, feature_names=["item"]
+)
+bags = EmbeddingBagCollection(device=torch.device("meta"), tables=[table])
+model = nn.ModuleDict({"bags": bags, "over": nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 1))})
+apply_optimizer_in_backward(RowWiseAdagrad, bags.parameters(), {"lr": 0.1})
+session = ecrm.Session(model, slots=SLOTS, dense_optimizer=lambda ps: torch.optim.Adam(ps, lr=0.01))
+for features, label in session.steps(ids, STEPS):
+    score = session.model["over"](session.model["bags"](features).values()).squeeze(1)
+    (score - label).square().mean().backward()
+    if not HURRY.exists():
+        time.sleep(STEP_SECONDS / SLOTS)
