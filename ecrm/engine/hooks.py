@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ecrm.engine.events import Event
 from ecrm.engine.inquest import Inquest
@@ -34,6 +35,25 @@ class EnginePolicy:
     dense_replicas: int = 1
     scrub_rows_per_step: int = 0
     reshape: bool = True
+
+
+class Introductions:
+    """What ranks tell each other when ranks join a run under way, as JSON; by default nothing.
+
+    Called on every rank, newcomers included, in the order of the methods. After a death meanwhile
+    all ranks begin again.
+    """
+
+    def about(self) -> Any:
+        """Facts of this process, for all ranks."""
+        return None
+
+    def meet(self, facts: Mapping[int, Any]) -> Any:
+        """Take the facts of all ranks, by rank; returns an answer for all ranks."""
+        return None
+
+    def met(self, answers: Mapping[int, Any]) -> None:
+        """Take the answers of all ranks, by rank."""
 
 
 def _ignore(*_: object) -> None:
@@ -71,6 +91,7 @@ class Hooks:
       for the same step, in words; "" for no difference. Ends the run on all ranks.
     - `asks()`: whether this rank wants all ranks to stop. Asked again and again, on any rank.
     - `inquest`: judges the ends of ranks, in every recovery.
+    - `introductions`: makes ranks that have joined and the other ranks known to each other.
     """
 
     phase: Callable[[int, str], None] = _ignore
@@ -83,3 +104,4 @@ class Hooks:
     changed: Callable[[int, Mapping[int, Sequence[Received]]], str] = _unchanged
     asks: Callable[[], bool] = _never
     inquest: Inquest = field(default_factory=Inquest)
+    introductions: Introductions = field(default_factory=Introductions)

@@ -229,6 +229,7 @@ class Recovery:
                 if ledger.newcomers:
                     before = self._welcome(ledger, before)
                     held = before if self._newcomer else held
+                    self._introduce()
                 try:
                     self._return_to_commit(ledger)
                     # at the commit: its view and rows decide whether the rank is needed
@@ -334,6 +335,12 @@ class Recovery:
         ((told, *known),) = map(of_json_part, received[agreed.newest[0]])
         self._learn(agreed, *known)
         return View.from_json(told)
+
+    def _introduce(self) -> None:
+        """Collective: make newcomers and the other ranks known to each other."""
+        transport, introductions = self._state.transport, self._state.hooks.introductions
+        answer = introductions.meet(transport.gather(introductions.about()))
+        introductions.met(transport.gather(answer))
 
     def _known_to_all(self) -> tuple[list[int], list[Any], dict[str, Any], dict[str, Any]]:
         """The state of this recovery, of the engine, of failures and of scrubbing, as JSON."""

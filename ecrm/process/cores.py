@@ -68,6 +68,10 @@ class Cores:
         self._cores = sorted(os.sched_getaffinity(0))
         self.manner: str | None = None
 
+    def know(self, neighbours: Collection[int]) -> None:
+        """Share cores with these ranks, this rank included, from the next view on."""
+        self._neighbours = neighbours
+
     def apply_view(self, view: View) -> None:
         """Share cores by the roles of `view` from now on."""
         dealt = deal(view, self._neighbours, self._cores)

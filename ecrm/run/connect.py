@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ecrm.config.schema import Config
+from ecrm.engine.hooks import Introductions
 from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_rollback
 from ecrm.process.cores import AUTO, POLL, Cores
@@ -14,12 +15,13 @@ from ecrm.process.preflight import host_name
 from ecrm.protection.base import Protection
 from ecrm.protection.registry import make_protection
 from ecrm.run.claim import RunContext
-from ecrm.run.hello import Hellos
+from ecrm.run.hello import Hello, Hellos
 from ecrm.run.plan import view_over
+from ecrm.run.whereabouts import Whereabouts
 from ecrm.transport.base import Transport
 
-Processes = Mapping[int, Mapping[str, Any]]
-"""The `process` of every rank's hello."""
+Processes = dict[int, Mapping[str, Any]]
+"""The `process` of every rank's hello; of a rank that has joined, of its present process."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +92,62 @@ def share_with(
     """Let ranks read this rank's memory by `accepted`, the results of `accept` on all ranks."""
     if transport.shared_memory is None or transport.joined:
         return cluster
-    readers = sorted(rank for rank, read in accepted.items() if transport.rank in read)
+    readers = _readers(transport.rank, accepted)
     transport.shared_memory.share_with(readers)
     return replace(cluster, memory_readers=readers)
 
 
-def _cores(transport: Transport, config: Config, processes: Processes) -> Cores:
-    """The cores of this rank, shared with all ranks of the host allowed the same cores."""
-    mine = processes[transport.rank]
-    sharing = [
-        rank
-        for rank, process in processes.items()
+class Acquaintances(Introductions):
+    """Tells of processes and of shared memory when ranks join.
+
+    Brings `cluster.processes` up to date, and the ranks that share cores or read each other's
+    memory. `mine` is the hello of this rank.
+    """
+
+    def __init__(
+        self, transport: Transport, mine: Hello, cluster: Cluster, whereabouts: Whereabouts
+    ) -> None:
+        self._transport, self._mine = transport, mine
+        self._cluster, self._whereabouts = cluster, whereabouts
+
+    def about(self) -> dict[str, Any]:
+        """The process of this rank, its offer to read memory, and its word there."""
+        return {"process": self._mine.process, "offer": self._mine.offer, "word": self._mine.word}
+
+    def meet(self, facts: Mapping[int, Mapping[str, Any]]) -> list[int]:
+        """Map the memory of ranks of this host; return the ranks with readable memory."""
+        rank, memory = self._transport.rank, self._transport.shared_memory
+        self._cluster.processes.update({of: each["process"] for of, each in facts.items()})
+        self._cluster.cores.know(sharing_cores(rank, self._cluster.processes))
+        if memory is None:
+            return []
+        offers = {of: each["offer"] for of, each in facts.items() if of != rank}
+        readable = memory.accept(self._mine.host, offers)
+        self._whereabouts.learn(self._transport, {of: each["word"] for of, each in facts.items()})
+        return readable
+
+    def met(self, answers: Mapping[int, Sequence[int]]) -> None:
+        """Let ranks read this rank's memory, by the results of `meet` on all ranks."""
+        if self._transport.shared_memory is not None:
+            self._transport.shared_memory.share_with(_readers(self._transport.rank, answers))
+
+
+def _readers(rank: int, accepted: Mapping[int, Sequence[int]]) -> list[int]:
+    """The ranks that read the memory of `rank`, by the readable ranks of every rank."""
+    return sorted(of for of, read in accepted.items() if rank in read)
+
+
+def sharing_cores(rank: int, processes: Processes) -> list[int]:
+    """All ranks of the host of `rank` that are allowed the same cores, `rank` included."""
+    mine = processes[rank]
+    return [
+        of
+        for of, process in processes.items()
         if (process["host"], process["cores"]) == (mine["host"], mine["cores"])
     ]
-    wish = config.cluster.oversubscribed
+
+
+def _cores(transport: Transport, config: Config, processes: Processes) -> Cores:
+    """The cores of this rank, shared with all ranks of the host allowed the same cores."""
+    sharing, wish = sharing_cores(transport.rank, processes), config.cluster.oversubscribed
     return Cores(transport, sharing, POLL if wish == AUTO and config.train.threads > 1 else wish)

@@ -32,7 +32,7 @@ from ecrm.process.preflight import host_name
 from ecrm.run.announce import start_event, tell_end
 from ecrm.run.build_rank import Rank, build_rank
 from ecrm.run.claim import RunContext, claim_run
-from ecrm.run.connect import Cluster, accept, connect, share_with
+from ecrm.run.connect import Acquaintances, Cluster, accept, connect, share_with
 from ecrm.run.consistency import given_of
 from ecrm.run.disk_check import free_on_disk, judge_disk, most_at_once
 from ecrm.run.ending import Ending, Record
@@ -143,6 +143,7 @@ def start_run(wanted: Wanted) -> Started:
         cluster.cores.apply_view(cluster.view)
         words = {of: hello.word for of, hello in hellos.items()}
         whereabouts = Whereabouts.of_ranks(transport, started.word, words)
+        mine = hellos[transport.rank]
         built = build_rank(
             transport,
             run,
@@ -150,7 +151,7 @@ def start_run(wanted: Wanted) -> Started:
             rank.stop,
             waiting,
             lambda transport, hooks, allocate: _engine(
-                transport, hooks, allocate, run, cluster, wanted, whereabouts
+                transport, hooks, allocate, run, cluster, wanted, whereabouts, mine
             ),
             OF_CONFIGS if follows else REMEDY,
             _multiplied(config, wanted) if follows else None,
@@ -444,10 +445,12 @@ def _engine(
     cluster: Cluster,
     wanted: Wanted,
     whereabouts: Whereabouts,
+    mine: Hello,
 ) -> Engine:
     """This rank's engine at step 0."""
     config = run.config
     hooks.inquest = UserCode(whereabouts.place_of_dead)
+    hooks.introductions = Acquaintances(transport, mine, cluster, whereabouts)
     return Engine(
         transport=transport,
         tables=wanted.tables,

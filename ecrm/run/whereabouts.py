@@ -33,12 +33,17 @@ class Whereabouts:
 
         `mine` is the word of this rank, from `word_of`; `words` are the offsets by rank.
         """
-        memory, of = transport.shared_memory, {}
+        found = Whereabouts(transport.rank, mine.numpy(), {})
+        found.learn(transport, words)
+        return found
+
+    def learn(self, transport: Transport, words: Mapping[int, int]) -> None:
+        """Read the places of further ranks from now on; `words` as in `of_ranks`."""
+        memory = transport.shared_memory
         for rank, offset in words.items():
             its = None if memory is None else memory.memory_of(rank)
             if its is not None and offset >= 0:
-                of[rank] = its[offset:][:8].view(np.int64)
-        return Whereabouts(transport.rank, mine.numpy(), of)
+                self._of[rank] = its[offset:][:8].view(np.int64)
 
     def enter(self, place: Place | None) -> None:
         """Note the place where user code begins; `None` once user code is done."""

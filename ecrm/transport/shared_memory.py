@@ -178,8 +178,12 @@ class SharedMemory:
         }
 
     def accept(self, host: str, offers: Mapping[int, Mapping[str, Any]]) -> list[int]:
-        """Map the offered memory of ranks; return all ranks with memory readable from now on."""
-        for rank, offer in offers.items():
+        """Map the offered memory of ranks; return all ranks with memory readable from now on.
+
+        Memory of a rank that is mapped already stays as it is.
+        """
+        for rank in offers.keys() - self._of.keys():
+            offer = offers[rank]
             memory = _opened(offer) if offer and offer["system"] == _system(host) else None
             if memory is not None:
                 self._of[rank] = memory

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ecrm.engine import events
-from ecrm.engine.hooks import Hooks
+from ecrm.engine.hooks import Hooks, Introductions
 from ecrm.testing.simulate.oracle import truth_of
 from ecrm.testing.simulate.schedule import draw
 from ecrm.testing.simulate.seed_range import run_range
@@ -156,3 +156,50 @@ def test_schedules_with_ranks_that_come_back_finish_with_the_oracles_bits(seeds)
     hundreds = len(seeds) / 100
     assert totals.refused == 0 and totals.deaths > 500 * hundreds
     assert totals.mix["dead ranks that come back"] > 400 * hundreds
+
+
+class Heard(Introductions):
+    """Tells the name of this process, and keeps what it has heard."""
+
+    def __init__(self, name):
+        self.name, self.heard = name, []
+
+    def about(self):
+        return self.name
+
+    def meet(self, facts):
+        return dict(facts)
+
+    def met(self, answers):
+        assert all(answer == answers[0] for answer in answers.values())
+        self.heard.append({int(rank): name for rank, name in answers[0].items()})
+
+
+def test_all_ranks_are_introduced_to_each_other_when_ranks_join():
+    workload, lives, introductions = replace(ON_HOSTS, steps=14), Counter(), []
+    kills = host(1, 5)
+
+    def on_phase(rank, step, phase):
+        if kills.pop((rank, step, phase), 0):
+            raise RankKilled
+
+    faults = RandomFaults(
+        most=99, per_call=0.0, per_recovery_call=0.0, together=0.0, returns=1.0, longest_return=3
+    )
+    cluster = SimulatedCluster(workload.world_size, 0, faults, on_phase=on_phase)
+
+    def program(transport):
+        lives[transport.rank] += 1
+        heard = Heard(f"{transport.rank} in its life {lives[transport.rank]}")
+        introductions.append((transport.rank, heard))
+
+        def phase(step, name):
+            cluster.enter_phase(transport.rank, step, name)
+
+        return run_workload(workload, transport, Hooks(phase=phase, introductions=heard))
+
+    cluster.run(program)
+    assert {rank for rank, count in lives.items() if count == 2} == {1, 5}
+    latest = dict(introductions)  # of the second lives, where there are two
+    names = {rank: f"{rank} in its life {1 + (rank in (1, 5))}" for rank in range(8)}
+    assert all(heard.heard[-1] == names for heard in latest.values())
