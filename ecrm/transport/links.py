@@ -148,7 +148,7 @@ class LinkTransport(PackedTransport):
         """
         while not self._member.begun():
             self._news()
-            self._member.want((), admit)
+            self._member.want(admit)
             self._socket.turn(self._unheard(), REPEAT_SECONDS / 5)
         self._begin_epoch()
 

@@ -13,7 +13,7 @@ comes. `ecrm.transport.membership_socket` carries the messages by UDP, out of re
 |---|---|---|
 | join | member | my address; answered by `world` once all have joined |
 | ask | member | a look at the state, while the member waits; answered by `state` |
-| want | member | my calls of this epoch have ended, and these ranks are dead |
+| want | member | my calls of this epoch have ended |
 | unheard | member | no connection to these ranks for half the keep-alive time |
 | leave | member | this rank leaves on purpose |
 | revoke | head | a member wants the next epoch: end the calls of this epoch |
@@ -170,7 +170,6 @@ class Head:
         elif rank not in self.live or rank in self.fenced:
             self._say(rank, "fence")
         elif kind == "join":
-            self.died(now, _ranks(message.get("dead")))
             self._join(now, rank, message.get("at"))
         elif epoch != self.epoch:
             if isinstance(epoch, int) and epoch < self.epoch:
@@ -178,7 +177,6 @@ class Head:
         elif kind == "ask":
             self._tell_state(rank)
         elif kind == "want":
-            self.died(now, _ranks(message.get("dead")))
             self._want(rank, message.get("admit"))
         elif kind == "unheard":
             for peer in self.live.intersection(_ranks(message.get("peers"))) - {rank}:
@@ -296,7 +294,7 @@ class Head:
         more: dict[str, Any] = {}
         if self._lives:
             places = [self._places.get(each) for each in range(len(self._hosts))]
-            more = {"at": places, "joined": sorted(self._lives), "beats": self._joins[rank] << 32}
+            more = {"at": places, "beats": self._joins[rank] << 32}
         self._say(rank, "new", live=sorted(self.live), **more)
 
     def _join(self, now: float, rank: int, at: Any) -> None:
@@ -413,14 +411,11 @@ class Member:
         self._life, self._host = life, host
         self._next = self._next_unheard = 0.0
         self._join_pause = REPEAT_SECONDS
-        self._told_dead: Collection[int] = ()
         self.phase = Phase.ENTERING if life else Phase.JOINING
         self.epoch = 1
         self.live: tuple[int, ...] = ()
         self.places: list[Any] = []
         """The place of each rank, known once the member is LIVE; `None` for a dead rank."""
-        self.joined: frozenset[int] = frozenset()
-        """Ranks with a process that has joined: the death of the process before counts no more."""
         self.waiting = False
         """Whether ranks wait to join."""
         self.stop: Any = None
@@ -465,19 +460,13 @@ class Member:
             self.waiting = bool(message.get("waiting"))
             self.stop = message.get("stop")
 
-    def know(self, dead: Collection[int]) -> None:
-        """These ranks are dead, as this rank has heard from elsewhere."""
-        if set(dead) != set(self._told_dead):
-            self._told_dead, self._next = sorted(dead), 0.0
-
-    def want(self, dead: Collection[int], admit: Admit = Admit.NO) -> None:
-        """This rank has left its calls and wants the next epoch; `dead` as in `know`.
+    def want(self, admit: Admit = Admit.NO) -> None:
+        """This rank has left its calls and wants the next epoch.
 
         The epoch has the ranks that wait, if a member asks so and all other members admit ranks.
         """
         if self.phase is not Phase.WANTING:
             self.phase, self._next, self._admit = Phase.WANTING, 0.0, admit
-        self.know(dead)
 
     def begun(self) -> bool:
         """Whether the next epoch has begun; a member that wants the epoch is in it then."""
@@ -486,7 +475,7 @@ class Member:
         new, self._new = self._new, None
         self.epoch, self.live = int(new["epoch"]), tuple(new["live"])
         self.places = new.get("at", self.places)
-        self.joined, self.beats = frozenset(new.get("joined", ())), new.get("beats", 0)
+        self.beats = new.get("beats", 0)
         self.phase, self.revoked, self.waiting = Phase.LIVE, False, False
         self.dead = self.left = frozenset()
         return True
@@ -516,9 +505,9 @@ class Member:
             self._next = now + pauses.get(self.phase, REPEAT_SECONDS)
             self._join_pause = min(2 * self._join_pause, LONGEST_JOIN_PAUSE)
             more: dict[Phase, dict[str, Any]] = {
-                Phase.JOINING: {"at": self._at, "dead": list(self._told_dead)},
+                Phase.JOINING: {"at": self._at},
                 Phase.ENTERING: {"at": self._at, "host": self._host, "number": self._number},
-                Phase.WANTING: {"dead": list(self._told_dead), "admit": int(self._admit)},
+                Phase.WANTING: {"admit": int(self._admit)},
             }
             said.append(self._message(self.phase.value, **more.get(self.phase, {})))
         return said

@@ -72,7 +72,7 @@ def test_members_join_and_survive_a_death(served: Served) -> None:
     assert members[0].places == [[ADDRESS, 1000], [ADDRESS, 1001]]
     served.server.died([1])
     turn_until(sockets[:1], lambda: members[0].revoked)
-    members[0].want(())
+    members[0].want()
     turn_until(sockets[:1], members[0].begun)
     assert (members[0].epoch, members[0].live) == (2, (0,))
     turn_until(sockets, lambda: members[1].fenced)
@@ -125,7 +125,7 @@ def turn_until(sockets: list[MemberSocket], until) -> None:
 def test_a_stranger_is_told_of_once_and_has_no_effect(served: Served) -> None:
     stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     stranger.connect(served.server.place)
-    wrong = {"is": "want", "rank": 0, "epoch": 1, "dead": [1]}
+    wrong = {"is": "want", "rank": 0, "epoch": 1}
     for datagram in (b"", b"GET /", bytes(80), encoded(RUN, b"guess", wrong), bytes(60_000)):
         for _ in range(50):
             stranger.send(datagram)

@@ -42,7 +42,6 @@ class Run:
         self.parted: set[frozenset[str]] = set()
         """Pairs of hosts that do not hear each other."""
         self.parted_since: dict[frozenset[str], float] = {}
-        self.known_dead: dict[int, set[int]] = {rank: set() for rank in self.members}
         self.lives: dict[int, list[float]] = {}
         """The times at which processes wanted to be a rank again."""
         self._events: list = []
@@ -69,22 +68,20 @@ class Run:
         if member.fenced or self.now > self.lease[rank] + LEASE:
             self.kill(rank)
             return
-        self.known_dead[rank] -= member.joined
         enters = member.phase is Phase.ENTERING
-        if member.phase is Phase.LIVE and (member.revoked or self.known_dead[rank]):
-            member.want(self.known_dead[rank], Admit.MAY)
+        if member.phase is Phase.LIVE and member.revoked:
+            member.want(Admit.MAY)
         elif member.phase is Phase.LIVE and member.waiting:
-            member.want((), Admit.ASKS)  # as after a commit
+            member.want(Admit.ASKS)  # as after a commit
         elif member.phase in (Phase.WANTING, Phase.ENTERING):
             if not enters:
-                member.want(self.known_dead[rank])
+                member.want()
             if member.begun():
                 if enters:
                     self.lease[rank] = self.now
                     self._later(0.0, self._beat, rank)
                 assert self.epochs.setdefault(member.epoch, member.live) == member.live
                 self.began.setdefault(member.epoch, self.now)
-                self.known_dead[rank] &= set(member.live)
         unheard = [
             other
             for other in member.live
@@ -136,10 +133,13 @@ class Run:
         self.lease[rank] = self.now + 1e6  # begins with the epoch
         self._later(0.0, self._act, rank)
 
-    def mpirun_tells(self, dead: int) -> None:
-        """Each rank hears of the death at another time."""
-        for rank in self.alive:
-            self._later(self.draw.random() * 0.01, self.known_dead[rank].add, dead)
+    def watcher_tells(self, dead: int) -> None:
+        """The head hears of the death a little later."""
+        self._later(self.draw.random() * 0.01, self._told, dead)
+
+    def _told(self, dead: int) -> None:
+        self.head.died(self.now, [dead])
+        self._send()
 
     def part(self, one: str, other: str) -> None:
         self.parted.add(frozenset((one, other)))
@@ -188,7 +188,7 @@ def test_deaths_lead_to_epochs_that_all_survivors_have_alike(seed: int, loss: fl
     for dead in run.draw.sample(range(6), 4):
         left.discard(dead)
         run.kill(dead)
-        run.mpirun_tells(dead)
+        run.watcher_tells(dead)
         epoch = run.head.epoch + 1
         took = run.run(lambda: run.all_in(epoch, left), 5.0)
         assert took < (0.2 if loss == 0 else 3.0)
@@ -200,9 +200,9 @@ def test_two_deaths_at_once_are_one_epoch_and_a_later_one_is_not_forgotten() -> 
     run = joined(HOSTS)
     for dead in (1, 2):
         run.kill(dead)
-        run.mpirun_tells(dead)
+        run.watcher_tells(dead)
     run._later(0.005, run.kill, 3)
-    run._later(0.006, run.mpirun_tells, 3)
+    run._later(0.006, run.watcher_tells, 3)
     run.run(lambda: run.all_in(2, {0, 4, 5}), 2.0)
     assert run.head.epoch <= 3
     run.check()
@@ -342,7 +342,7 @@ def test_members_leave_one_by_one_and_one_that_stays_goes_on() -> None:
     run.run(lambda: 2 in run.members[0].left, 1.0)
     assert not run.members[2].all_left()
     for rank in (0, 1):
-        run.members[rank].want(())
+        run.members[rank].want()
     run.run(lambda: run.all_in(2, {0, 1}), 1.0)
     run.run(run.members[2].all_left, 1.0)
     assert not run.members[2].fenced
@@ -362,16 +362,17 @@ def test_what_comes_late_or_is_no_message_has_no_effect() -> None:
         {"rank": "0", "is": "want", "epoch": 1},
         {"rank": 7, "is": "want", "epoch": 1},
         {"rank": 0, "is": "nothing", "epoch": 1},
-        {"rank": 0, "is": "want", "epoch": 5, "dead": [1]},
+        {"rank": 0, "is": "want", "epoch": 5},
         {"rank": 0, "is": "unheard", "epoch": 1, "peers": 3},
         {"rank": 0, "is": "unheard", "epoch": 1, "peers": [0, 9, "x"]},
     ):
         head.hear(0.0, message)
     assert head.__dict__ == before
-    head.hear(0.0, {"rank": 0, "is": "want", "epoch": 1, "dead": [1]})
+    head.died(0.0, [1])
+    head.hear(0.0, {"rank": 0, "is": "want", "epoch": 1})
     assert (head.epoch, head.live) == (2, {0})
     head.take()
-    head.hear(0.0, {"rank": 0, "is": "want", "epoch": 1, "dead": [1]})  # late
+    head.hear(0.0, {"rank": 0, "is": "want", "epoch": 1})  # late
     assert head.epoch == 2
     assert head.take() == [(0, {"is": "new", "epoch": 2, "live": [0]})]
     head.hear(0.0, {"rank": 1, "is": "ask", "epoch": 1})
@@ -388,7 +389,7 @@ def joined_head(ranks: int, keep_alive: float = KEEP_ALIVE) -> Head:
 
 
 def wants(head: Head, rank: int) -> None:
-    head.hear(0.0, {"is": "want", "rank": rank, "epoch": 1, "dead": []})
+    head.hear(0.0, {"is": "want", "rank": rank, "epoch": 1})
 
 
 def test_an_epoch_begins_once_all_members_want_it() -> None:
@@ -444,12 +445,12 @@ def test_a_late_word_on_an_epoch_does_not_begin_it_again() -> None:
     member = Member(0, ["10.0.0.1", 1])
     member.hear({"is": "world", "epoch": 1, "at": [["10.0.0.1", 1]] * 2})
     new = {"is": "new", "epoch": 2, "live": [0]}
-    member.want([1])
+    member.want()
     member.hear(new)
     assert member.begun() and (member.epoch, member.live) == (2, (0,))
     member.hear(new)
     assert not member.revoked
-    member.want([])
+    member.want()
     assert not member.begun()
 
 
@@ -478,7 +479,7 @@ def test_lost_ranks_come_back_one_after_another(seed: int, loss: float) -> None:
         run.kill(rank)
         run.died_at[rank] = run.now
         if number == 0 or rank not in run.lives:
-            run.mpirun_tells(rank)  # of the first process only
+            run.watcher_tells(rank)  # of the first process only
         run.run(lambda: run.all_in(2, everybody - {rank}), 4 * KEEP_ALIVE)
         gone, epoch = run.now, run.head.epoch
         run.comes_back(rank, f"life {number}")
@@ -502,7 +503,7 @@ def test_replayed_words_of_a_newcomer_that_is_gone_bring_no_ghost() -> None:
     """All its words again, in order: the number of its answer is of the past."""
     head = joined_head(2)
     head.died(0.0, [1])
-    head.hear(0.0, {"is": "want", "rank": 0, "epoch": 1, "dead": [1], "admit": 2})
+    head.hear(0.0, {"is": "want", "rank": 0, "epoch": 1, "admit": 2})
     enter = {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]}
     words = [enter, {**enter, "number": 1}]
     for word in words:
@@ -512,7 +513,7 @@ def test_replayed_words_of_a_newcomer_that_is_gone_bring_no_ghost() -> None:
     for word in words:
         head.hear(5.1, word)
     assert head._ready() == []
-    head.hear(5.2, {"is": "want", "rank": 0, "epoch": 2, "dead": [], "admit": 2})
+    head.hear(5.2, {"is": "want", "rank": 0, "epoch": 2, "admit": 2})
     assert head.live == {0}
 
 
@@ -525,7 +526,7 @@ def test_a_rank_that_lives_is_waited_for_and_a_second_newcomer_is_refused() -> N
     head.hear(0.2, {**enter, "life": "b"})
     assert [message["is"] for _, message in head.take()] == ["taken"]
     for rank in (0, 1):
-        head.hear(0.3, {"is": "want", "rank": rank, "epoch": 1, "dead": [], "admit": 2})
+        head.hear(0.3, {"is": "want", "rank": rank, "epoch": 1, "admit": 2})
     assert head.live == {0, 1}
     assert "life" not in head.take()[0][1], "the old process goes on"
     head.hear(9.0, {**enter, "life": "b"})  # nothing was heard of the other for a while
@@ -539,7 +540,7 @@ def test_a_newcomer_joins_only_if_a_member_asks_and_no_member_objects(
     head = joined_head(3)
     head.died(0.0, [2])
     for rank in (0, 1):
-        head.hear(0.0, {"is": "want", "rank": rank, "epoch": 1, "dead": [2], "admit": 2})
+        head.hear(0.0, {"is": "want", "rank": rank, "epoch": 1, "admit": 2})
     assert (head.epoch, head.live) == (2, {0, 1})
     enter = {"is": "enter", "rank": 2, "life": "a", "host": "h9", "at": ["10.0.0.9", 2]}
     enters(head, 5.0, enter)
@@ -549,12 +550,12 @@ def test_a_newcomer_joins_only_if_a_member_asks_and_no_member_objects(
     ]
     joins = max(admits) == 2 and min(admits) > 0
     for rank, admit in enumerate(admits):
-        head.hear(5.1, {"is": "want", "rank": rank, "epoch": 2, "dead": [], "admit": admit})
+        head.hear(5.1, {"is": "want", "rank": rank, "epoch": 2, "admit": admit})
     assert (head.epoch, head.live) == (3, {0, 1, 2} if joins else {0, 1})
     told = {message["is"]: message for rank, message in head.take() if rank == 2}
     assert ("new" in told) == joins
     if joins:
-        assert told["new"]["at"][2] == ["10.0.0.9", 2] and told["new"]["joined"] == [2]
+        assert told["new"]["at"][2] == ["10.0.0.9", 2]
         assert told["new"]["beats"] == 1 << 32
 
 
@@ -563,26 +564,26 @@ def test_a_number_does_not_come_back_before_the_lease_of_the_dead_is_over() -> N
     head = joined_head(2)
     assert head.beat(1.0, 1)
     head.died(1.1, [1])
-    head.hear(1.1, {"is": "want", "rank": 0, "epoch": 1, "dead": [1], "admit": 2})
+    head.hear(1.1, {"is": "want", "rank": 0, "epoch": 1, "admit": 2})
     enter = {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]}
     for now, epoch, live in ((1.2, 2, {0}), (1.0 + 1.01 * KEEP_ALIVE, 3, {0, 1})):
         enters(head, now, enter)
-        head.hear(now, {"is": "want", "rank": 0, "epoch": epoch, "dead": [], "admit": 2})
+        head.hear(now, {"is": "want", "rank": 0, "epoch": epoch, "admit": 2})
         assert (head.epoch, head.live) == (epoch + 1, live)
 
 
 def test_words_of_an_earlier_process_of_a_rank_have_no_effect() -> None:
     head = joined_head(2)
     head.died(0.0, [1])
-    head.hear(0.0, {"is": "want", "rank": 0, "epoch": 1, "dead": [1], "admit": 2})
+    head.hear(0.0, {"is": "want", "rank": 0, "epoch": 1, "admit": 2})
     enter = {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]}
     enters(head, 5.0, enter)
-    head.hear(5.0, {"is": "want", "rank": 0, "epoch": 2, "dead": [], "admit": 2})
+    head.hear(5.0, {"is": "want", "rank": 0, "epoch": 2, "admit": 2})
     head.take()
     for late in (
-        {"is": "want", "rank": 1, "epoch": 3, "dead": [0]},
+        {"is": "want", "rank": 1, "epoch": 3},
         {"is": "leave", "rank": 1, "epoch": 3},
-        {"is": "want", "rank": 0, "epoch": 1, "dead": [1]},
+        {"is": "want", "rank": 0, "epoch": 1},
         {"is": "gone", "rank": 1, "epoch": 3, "life": "b"},
     ):
         head.hear(5.1, late)
