@@ -46,7 +46,7 @@ class EngineState:
       all redundancy back, or at a new layout.
     - `dense`: this rank's dense replica or `None`. `log`: notes of slots, with a replica.
     - `failures`: the record of failures survived.
-    - `admits_from`: the step from which on ranks may join; the same on all ranks.
+    - `admits_from`: the step from which on ranks may join, infinity for none; alike on all ranks.
     - `rebuild_left`: rows still missing, by rebuilding shard. `pace`: this rank's choice of rows to
       rebuild beside a step.
 
@@ -81,7 +81,8 @@ class EngineState:
         self.first_view, self._first_shape = view, protection.shape
         self.layouts = stores.layouts(protection.shape)
         self.hosted: dict[ShardSpace, HostedShard] = {}
-        self.step = self.committed = self.commits = self.admits_from = 0
+        self.step = self.committed = self.commits = 0
+        self.admits_from = 0.0
         self.failures = FailureLog()
         self.live_at_commit = view.live
         self.rebuild_left: dict[int, int] = {}

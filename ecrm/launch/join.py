@@ -17,7 +17,7 @@ from ecrm.launch.hosts_file import Host
 from ecrm.launch.remote_host import RemoteHost
 from ecrm.launch.remote_run import HeadWord, RemoteRun, StartMark, meeting_at
 from ecrm.launch.supervise import has_ended
-from ecrm.run.joining import JoinFile
+from ecrm.run.joining import JoinFile, why_closed
 from ecrm.run.reading import LAUNCH, read_own
 from ecrm.transport.membership_socket import Rendezvous
 
@@ -74,6 +74,11 @@ def _lost(run_dir: Path, file: JoinFile, place: str) -> list[int]:
     launched = file.variables.get(LAUNCH)
     if has_ended(run_dir, launched):
         raise UsageError(f"{run_dir}: the run has ended", otherwise=f"see ecrm report {run_dir}")
+    if why := why_closed(run_dir):
+        raise UsageError(
+            f"{run_dir}: {why}",
+            otherwise=f"leave the host out: see ecrm status {run_dir} for what the run can lose",
+        )
     said = read_own(run_dir / "ranks.json", launched).get("ranks", [])
     lost = [each["rank"] for each in said if each["rank"] in here and not each["live"]]
     if not lost:

@@ -22,8 +22,9 @@ from ecrm.launch.hosts_file import Host
 from ecrm.launch.remote_host import starter_words
 from ecrm.launch.supervise import has_ended
 from ecrm.process.linux import when_parent_ends
-from ecrm.run.joining import FILE
+from ecrm.run.joining import FILE, why_closed
 from ecrm.run.reading import read_own
+from ecrm.run.session_folders import newest_session
 
 FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 600.0
@@ -36,7 +37,7 @@ class Rejoin:
     """The joins of a run's hosts; `look` starts the joins that are due.
 
     `begin(host)` types `ecrm join` on a host, and raises OSError if no command can be started.
-    `lost()` returns the names of hosts with lost ranks.
+    `lost()` returns the names of hosts with lost ranks, `closed()` why no rank can join any more.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class Rejoin:
         begin: Callable[[Host], Process],
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        closed: Callable[[], str] = lambda: "",
     ) -> None:
         self._hosts, self._lost, self._begin = dict.fromkeys(hosts), lost, begin
-        self._say, self._clock = say, clock
+        self._say, self._clock, self._closed = say, clock, closed
+        self._told: set[Host] = set()
         self._pause = dict.fromkeys(self._hosts, FIRST_PAUSE)
         self._due: dict[Host, float] = {}
         self._began: dict[Host, float] = {}
@@ -64,6 +67,11 @@ class Rejoin:
         lost = self._lost()
         for host in self._hosts:
             if host.name not in lost or host in self.running:
+                continue
+            if why := self._closed():
+                if host not in self._told:
+                    self._say(f"host {host.name} stays lost: {why}")
+                self._told.add(host)
                 continue
             if now >= self._due.setdefault(host, now + self._pause[host]):
                 del self._due[host]
@@ -92,7 +100,7 @@ def lost_hosts(run_dir: Path, placed: Sequence[Host], launch: str | None) -> set
     """
     if not (run_dir / FILE).exists() or has_ended(run_dir, launch):
         return set()
-    ranks = read_own(run_dir / "ranks.json", launch).get("ranks", [])
+    ranks = read_own(newest_session(run_dir) / "ranks.json", launch).get("ranks", [])
     return {placed[each["rank"]].name for each in ranks if not each["live"]}
 
 
@@ -128,7 +136,13 @@ def rejoining(
         show([f"{line}\n"])
 
     over = threading.Event()
-    joins = Rejoin(placed, lambda: lost_hosts(run_dir, placed, launch), begin, say)
+    joins = Rejoin(
+        placed,
+        lambda: lost_hosts(run_dir, placed, launch),
+        begin,
+        say,
+        closed=lambda: why_closed(run_dir),
+    )
 
     def work() -> None:
         while not over.wait(LOOK_SECONDS):

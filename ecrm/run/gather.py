@@ -76,7 +76,8 @@ def gather_results(transport: Transport, action: Callable[[], Any]) -> dict[int,
         if "error" in said[rank]:
             raise EcrmError.of_rank(rank, *said[rank]["error"])
     values = {rank: answer["value"] for rank, answer in said.items()}
-    transport.said_at_start = (*transport.said_at_start, values)
+    if not transport.joined:
+        transport.said_at_start = (*transport.said_at_start, values)
     return values
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from ecrm.process.neighbours import RANK
 from ecrm.process.preflight import FAULT_TOLERANT, SIZE, host_name
 from ecrm.process.remote_agent import GUARD_PATIENCE
 from ecrm.run.reading import read_json
+from ecrm.run.session_folders import session_folder
 from ecrm.transport.membership_socket import LINKS, Rendezvous
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ KEPT = ("ECRM_", "OMP_", "MKL_", "OPENBLAS_", "PYTHONHASHSEED")
 class JoinFile:
     """How to join a run: `hosts` and results of the start, the command and its variables.
 
-    `said` are the results of `gather_results` at the start, by rank. `links` is the rendezvous.
+    `said` are the results of `gather_results` at the start, by rank, and `rounds` is the number of
+    collective calls at the start. `links` is the rendezvous.
     """
 
     links: str
@@ -48,6 +51,7 @@ class JoinFile:
     command: list[str]
     variables: Mapping[str, str]
     said: list[dict[str, Any]]
+    rounds: int = 0
 
     @staticmethod
     def read(run_dir: Path) -> JoinFile:
@@ -76,6 +80,21 @@ class JoinFile:
 _rendezvous: list[str] = []
 
 
+def over_links() -> bool:
+    """Whether this rank talks by links, so that lost ranks may come back."""
+    return bool(_rendezvous)
+
+
+def why_closed(run_dir: Path) -> str:
+    """Why no rank can join a run any more, as a sentence; "" if ranks can.
+
+    A process that joins runs the script from its begin, and cannot know how a session has ended.
+    """
+    if session_folder(run_dir, 2).is_dir():
+        return "a second session of the script has begun, and admits no rank"
+    return ""
+
+
 def link_transport(text: str, life: str) -> LinkTransport:
     """The links of this process; `life` is the value of LIFE, "" for a rank of the start."""
     from ecrm.transport.links import LinkTransport
@@ -88,9 +107,12 @@ def link_transport(text: str, life: str) -> LinkTransport:
     name, _, run_dir = life.partition(" ")
     transport = LinkTransport(rank, ranks, rendezvous, life=name, host=host_name())
     transport.live = tuple(range(ranks))  # as at the start, until `enter`
+    file = JoinFile.read(Path(run_dir))
+    transport.rounds_at_start = file.rounds
     transport.said_at_start = tuple(
-        {int(of): value for of, value in said.items()} for said in JoinFile.read(Path(run_dir)).said
+        {int(of): value for of, value in said.items()} for said in file.said
     )
+    transport.why_closed = partial(why_closed, Path(run_dir))
     return transport
 
 
@@ -107,7 +129,8 @@ def write_join_file(run_dir: Path | None, transport: Transport, hosts: list[str]
         if name.startswith(KEPT) and name not in (GUARD_PATIENCE, "ECRM_HOST")
     }
     said = [{str(of): value for of, value in each.items()} for each in transport.said_at_start]
-    file = JoinFile(_rendezvous[0], hosts, os.getcwd(), sys.orig_argv, variables, said)
+    rounds, here = transport.rounds_at_start, os.getcwd()
+    file = JoinFile(_rendezvous[0], hosts, here, sys.orig_argv, variables, said, rounds)
     draft = run_dir / f"{FILE}.{os.getpid()}"
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

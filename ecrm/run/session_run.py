@@ -40,7 +40,7 @@ from ecrm.run.finite import REMEDY as OF_CONFIGS
 from ecrm.run.gather import gather_results, on_all, share_at_start
 from ecrm.run.hello import Hello, Inputs, check_inputs, hello_of, needed_versions
 from ecrm.run.inputs import OF_CONFIG, OF_SCRIPT, check_started, data_of
-from ecrm.run.joining import write_join_file
+from ecrm.run.joining import over_links, write_join_file
 from ecrm.run.keep import checkpoint_folder, checkpoints_of, inherit_best
 from ecrm.run.loaded_files import with_digests
 from ecrm.run.log_delivery import FileMark, NoMark
@@ -172,6 +172,8 @@ def start_run(wanted: Wanted) -> Started:
     if rank.number == 1 and transport.rank == built.engine.view.reporter:
         hosts = [str(hellos[of].host) for of in range(config.world_size) if of in hellos]
         write_join_file(run.folder.path, transport, hosts)
+    if rank.number > 1 and over_links():
+        say_on_first(f"session {rank.number} admits no rank: a host that is lost stays lost")
     gc.collect()
     # collecting garbage among all objects of torch would stop every rank for 0.1 to 0.4 s
     gc.freeze()
@@ -286,6 +288,7 @@ def _end_before(rank: ThisRank) -> None:
 
     gather_results(rank.transport, check_complete)
     part.share_model()
+    rank.transport.joined = False  # all ranks begin the next session alike
     rank.calls.awaited = False  # the start of a session takes as long as it takes
     rank.part, rank.place, rank.number = None, "", rank.number + 1
 

@@ -307,8 +307,9 @@ class SessionLoop:
         self._between = WorkBetweenSteps(started, module, every, work.seed_between, steps)
         self._check_from = self._engine.step
         self._check_until = self._check_from + started.check_steps
-        # a rank that joins has no part in these checks
-        self._engine.state.admits_from = self._check_until
+        # a rank that joins has no part in these checks, and knows nothing of sessions before
+        later = started.number > 1
+        self._engine.state.admits_from = math.inf if later else self._check_until
         self._elsewhere = SlotsElsewhere(self._engine, batches, work, self._check_until)
         self._delivery = LogDelivery(self._engine, self._told(tell), started.mark)
         self._loop = StepLoop(

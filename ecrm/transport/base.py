@@ -130,7 +130,7 @@ class Transport(ABC):
     said_at_start: tuple[Any, ...] = ()
     """Results of the calls of the start; on a rank that joins, those still to be made."""
     joined: bool = False
-    """Whether this rank has joined a run under way, and has no state of the run yet."""
+    """Whether this rank has joined a session under way, and makes the calls of the start alone."""
     pulse: Pulse | None = None
     """The pulse of this rank's GPU, if a guard watches the GPU."""
     receive_memory: ReceiveMemory = staticmethod(new_memory)
@@ -283,8 +283,12 @@ class WrappedTransport(Transport):
         self.inner.said_at_start = said
 
     @property
-    def joined(self) -> bool:  # type: ignore[override]
+    def joined(self) -> bool:
         return self.inner.joined
+
+    @joined.setter
+    def joined(self, joined: bool) -> None:
+        self.inner.joined = joined
 
     @property
     def newcomers_wait(self) -> bool:

@@ -18,7 +18,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -97,6 +97,8 @@ class LinkTransport(PackedTransport):
         self._call_number, self._told_refused = 0, False
         self._next_look = self._next_unheard = 0.0
         self._lent: list[np.ndarray] = []
+        self.why_closed: Callable[[], str] = lambda: ""
+        """Asked by a newcomer once a second: why no rank can join any more, "" if ranks can."""
         self._places: dict[int, Any] = {}
         if not life:
             self._carrier.lease(*rendezvous.head, keep_alive)
@@ -111,12 +113,14 @@ class LinkTransport(PackedTransport):
 
         Raises EcrmError if the head is silent, or if this process is not wanted.
         """
-        heard = time.monotonic()
+        heard = asked = time.monotonic()
         while not self._member.begun():
             self._socket.turn((), REPEAT_SECONDS)
             told, self._member.told, now = self._member.told, "", time.monotonic()
             heard = now if told else heard
             why = GIVEN_UP if self._member.fenced else REFUSALS.get(told, "")
+            if now > asked + 1.0:
+                asked, why = now, why or self.why_closed()
             if now > heard + max(ENTER_SECONDS, self._keep_alive):
                 why = "the head of the run at {}:{} does not answer".format(*self._head)
             if why:

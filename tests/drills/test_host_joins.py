@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -135,11 +136,48 @@ def test_ranks_that_have_joined_end_with_the_launch(train, tmp_path, number):
     assert typed.returncode == (0 if number == signal.SIGTERM else 1), said
 
 
+def test_ranks_that_have_joined_train_a_second_session_which_admits_no_rank(train, tmp_path):
+    """The host is lost again in the second session: the run says that the host stays lost."""
+    files = [tmp_path / "first", tmp_path / "second"]
+    script = (str(PROGRAMS / "paced.py"), "400", *map(str, files))
+    sets = {**ONE_LOST, "protection.k": 2, "train.log_every_steps": 5, "cluster.rejoin": "true"}
+    training = train(3, sets, script=script)
+    training.wait_for_step(20)
+    ranks = training.ranks_of("h2")
+    lose(training, "h2")
+    training.hosts.mend("h2")
+    training.wait_for(lambda _: len(ranks_in(training, "joined")) == 2)
+    pids = {each["rank"]: each["pid"] for each in Run(0, "", training.folder).ranks}
+    files[0].touch()
+    second = training.folder / "session-2"
+    later = replace(training, folder=second)
+    later.wait_for_step(20)
+    assert {each["rank"]: each["pid"] for each in Run(0, "", second).ranks} == pids
+    lose(training, "h2")
+    later.wait_for(lambda event: event["event"] == "failure")
+    training.hosts.mend("h2")
+    said = joining(training, tmp_path, "h2").communicate(timeout=60)[0]
+    assert "a second session of the script has begun, and admits no rank" in said
+    files[1].touch()
+    run = training.finish()
+    assert run.code == 0, run.output
+    assert "session 2 admits no rank: a host that is lost stays lost" in run.output
+    assert f"host {training.hosts.namespace('h2')} stays lost" in run.output
+    assert sorted(ranks_in(training, "joined")) == ranks and not ranks_in(later, "joined")
+    calm = tmp_path / "calm"
+    words = ("launch", script[0], *LAYOUT, "--run-dir", str(calm), "--", *script[1:])
+    done = ecrm(*words, cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in (".", "session-2"):
+        calmly, disturbed = (Run(0, "", folder / name) for folder in (calm, training.folder))
+        assert disturbed.model == calmly.model
+
+
 FOUR = {
     "cluster.failure_domain": "host",
-    "cluster.servers": 4,
-    "cluster.trainers": 2,
-    "cluster.spares": 2,
+    "cluster.servers": 3,
+    "cluster.trainers": 1,
+    "cluster.spares": 0,
     "protection.k": 2,
     "protection.verify_parity_at_end": "true",
     "train.log_every_steps": 5,
@@ -151,7 +189,7 @@ def test_each_of_four_hosts_is_lost_and_back_five_times(train, tmp_path):
     """Twenty losses, one after the other; at the end the run survives one more."""
     hurry, steps = tmp_path / "hurry", "3000"
     script = (str(PROGRAMS / "paced.py"), steps, str(hurry))
-    training = train(4, {**FOUR, "cluster.rejoin": "true"}, script=script)
+    training = train(4, {**FOUR, "cluster.rejoin": "true"}, script=script, slots=1)
     training.wait_for_step(30)
     left = training.wait_for(lambda event: event["event"] == "start")["failures_left"]
     losses, lost = [], []
@@ -166,9 +204,9 @@ def test_each_of_four_hosts_is_lost_and_back_five_times(train, tmp_path):
         training.wait_for(
             lambda event: event is training.events[-1] and event.get("failures_left") == left
         )
-    assert left == 1 and Counter(lost) == dict.fromkeys(range(8), ROUNDS)
+    assert left == 1 and Counter(lost) == dict.fromkeys(range(4), ROUNDS)
     losses.append(lose(training, "h2"))
-    training.wait_for(lambda _: len(ranks_in(training, "failure")) == len(lost) + 2)
+    training.wait_for(lambda _: len(ranks_in(training, "failure")) == len(lost) + 1)
     hurry.touch()
     run = training.finish()
     calm = tmp_path / "calm"

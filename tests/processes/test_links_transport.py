@@ -253,6 +253,15 @@ def test_a_newcomer_that_hears_nothing_of_the_head_says_so(
         newcomer._socket.close()
 
 
+def test_a_newcomer_that_no_epoch_will_ever_have_ends_in_words(rendezvous: Rendezvous) -> None:
+    newcomer = LinkTransport(1, 2, rendezvous, life="a", host="h1")
+    newcomer.why_closed = lambda: "a second session has begun"
+    with pytest.raises(EcrmError, match="rank 1 cannot join the run: a second session has begun"):
+        newcomer.enter()
+    newcomer._carrier.close()
+    newcomer._socket.close()
+
+
 def test_a_wish_to_stop_that_goes_over_the_head_is_a_signal_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

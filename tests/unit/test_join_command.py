@@ -20,7 +20,7 @@ from ecrm.launch.launcher import check_rejoin
 from ecrm.launch.rejoin import FIRST_PAUSE, Rejoin, lost_hosts, rejoining
 from ecrm.run import joining
 from ecrm.run.gather import decide, gather_results
-from ecrm.run.joining import FILE, LIFE, JoinFile, write_join_file
+from ecrm.run.joining import FILE, LIFE, JoinFile, why_closed, write_join_file
 from ecrm.testing.simulate.oracle import Alone
 from ecrm.transport.membership_socket import LINKS
 
@@ -61,8 +61,9 @@ def test_only_the_owner_can_read_the_file_and_it_has_what_a_rank_needs(tmp_path,
     monkeypatch.setenv("ECRM_SPEC_OF_A_TEST", "spec")
     monkeypatch.setenv("PMIX_RANK", "3")
     transport = Alone()
-    transport.said_at_start = ({0: "said"},)
+    transport.said_at_start, transport.rounds_at_start = ({0: "said"},), 5
     write_join_file(tmp_path, transport, HOSTS)
+    assert JoinFile.read(tmp_path).rounds == 5
     assert stat.S_IMODE(os.stat(tmp_path / FILE).st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
     read = JoinFile.read(tmp_path)
@@ -85,10 +86,13 @@ def test_a_rank_that_joins_gets_the_results_of_the_start():
     assert decide(first, lambda: "decided") == "decided"
     later = Alone()
     later.joined, later.said_at_start = True, first.said_at_start
+    later.rounds_at_start = first.rounds_at_start
     assert gather_results(later, lambda: "anew") == {0: "anew"}
     assert decide(later, lambda: pytest.fail("decided long ago")) == "decided"
     assert later.said_at_start == ()
-    assert gather_results(later, lambda: "real") == {0: "real"}
+    for value in ("real", "real too"):  # a result of a later call is no result of the start
+        assert gather_results(later, lambda value=value: value) == {0: value}
+    assert later.said_at_start == ()
 
 
 class Asked:
@@ -171,6 +175,26 @@ def test_a_run_that_has_ended_takes_no_rank(run_dir, capsys):
     (run_dir / "stopped.json").write_text('{"step": 3}')
     assert main(["join", str(run_dir), "--host", "node2"]) == 2
     assert "the run has ended" in capsys.readouterr().err
+
+
+def test_a_second_session_takes_no_rank_and_says_so(run_dir, capsys):
+    (run_dir / "session-2").mkdir()
+    live = [{"rank": rank, "live": rank != 0} for rank in range(4)]
+    (run_dir / "session-2" / "ranks.json").write_text(json.dumps({"ranks": live}))
+    assert main(["join", str(run_dir), "--host", "node2"]) == 2
+    why = "a second session of the script has begun, and admits no rank"
+    assert f"{why}: leave the host out" in capsys.readouterr().err
+    placed, said = [Host(name, 2, name) for name in HOSTS], []
+    joins = Rejoin(
+        placed,
+        lambda: lost_hosts(run_dir, placed, None),
+        lambda host: pytest.fail("none can join"),
+        said.append,
+        closed=lambda: why_closed(run_dir),
+    )
+    for _ in range(3):
+        joins.look()
+    assert said == [f"host node1 stays lost: {why}"], "of the newest session, once"
 
 
 def test_a_host_without_the_folder_of_the_launch_is_refused(run_dir, capsys):

@@ -1,6 +1,7 @@
-"""A script with long steps until a file is there: paced.py STEPS FILE.
+"""A script with long steps until a file is there: paced.py STEPS FILE [FILE ...].
 
-So a drill takes as long as it needs, and the rest of the training is short.
+So a drill takes as long as it needs, and the rest of the training is short. Every further file is
+a further session, which begins with the dense part of the session before.
 """
 
 import sys
@@ -16,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import ecrm
 
-STEPS, HURRY = int(sys.argv[1]), Path(sys.argv[2])
+STEPS, FILES = int(sys.argv[1]), [Path(word) for word in sys.argv[2:]]
 SLOTS, ROWS, STEP_SECONDS = 2, 3000, 0.25
 
 
@@ -31,12 +32,18 @@ torch.manual_seed(0)
 table = EmbeddingBagConfig(
     name="songs", embedding_dim=8, num_embeddings=ROWS, feature_names=["item"]
 )
-bags = EmbeddingBagCollection(device=torch.device("meta"), tables=[table])
-model = nn.ModuleDict({"bags": bags, "over": nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 1))})
-apply_optimizer_in_backward(RowWiseAdagrad, bags.parameters(), {"lr": 0.1})
-session = ecrm.Session(model, slots=SLOTS, dense_optimizer=lambda ps: torch.optim.Adam(ps, lr=0.01))
-for features, label in session.steps(ids, STEPS):
-    score = session.model["over"](session.model["bags"](features).values()).squeeze(1)
-    (score - label).square().mean().backward()
-    if not HURRY.exists():
-        time.sleep(STEP_SECONDS / SLOTS)
+over = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 1))
+for hurry in FILES:
+    bags = EmbeddingBagCollection(device=torch.device("meta"), tables=[table])
+    apply_optimizer_in_backward(RowWiseAdagrad, bags.parameters(), {"lr": 0.1})
+    session = ecrm.Session(
+        nn.ModuleDict({"bags": bags, "over": over}),
+        slots=SLOTS,
+        dense_optimizer=lambda ps: torch.optim.Adam(ps, lr=0.01),
+    )
+    for features, label in session.steps(ids, STEPS):
+        score = session.model["over"](session.model["bags"](features).values()).squeeze(1)
+        (score - label).square().mean().backward()
+        if not hurry.exists():
+            time.sleep(STEP_SECONDS / SLOTS)
+    over = session.model["over"]
