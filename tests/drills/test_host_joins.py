@@ -15,7 +15,6 @@ import pytest
 from ecrm.base.errors import STOPPED_EXIT_CODE
 from support.commands import ecrm
 from support.drilling import LONG, Run, launch
-from support.examples import LAYOUT
 from support.host_loss import KEEP_ALIVE, ONE_LOST, STARTER, check, gaps, lose, trainings
 from support.imitated_hosts import why_not
 from support.paths import PROGRAMS
@@ -164,10 +163,7 @@ def test_ranks_that_have_joined_train_a_second_session_which_admits_no_rank(trai
     assert "session 2 admits no rank: a host that is lost stays lost" in run.output
     assert f"host {training.hosts.namespace('h2')} stays lost" in run.output
     assert sorted(ranks_in(training, "joined")) == ranks and not ranks_in(later, "joined")
-    calm = tmp_path / "calm"
-    words = ("launch", script[0], *LAYOUT, "--run-dir", str(calm), "--", *script[1:])
-    done = ecrm(*words, cwd=tmp_path, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    calm = calm_run(tmp_path, script)
     for name in (".", "session-2"):
         calmly, disturbed = (Run(0, "", folder / name) for folder in (calm, training.folder))
         assert disturbed.model == calmly.model
@@ -209,13 +205,19 @@ def test_each_of_four_hosts_is_lost_and_back_five_times(train, tmp_path):
     training.wait_for(lambda _: len(ranks_in(training, "failure")) == len(lost) + 1)
     hurry.touch()
     run = training.finish()
-    calm = tmp_path / "calm"
-    words = ("launch", script[0], *LAYOUT, "--run-dir", str(calm), "--", *script[1:])
-    done = ecrm(*words, cwd=tmp_path, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    calm = calm_run(tmp_path, script)
     check(run, Run(0, "", calm).model, [[rank] for rank in (*lost, *training.ranks_of("h2"))])
     gaps(run, losses)
     no_step_is_longer(run, losses)
+
+
+def calm_run(tmp_path, script):
+    """The folder of an undisturbed run of a script, on few ranks."""
+    folder, few = tmp_path / "calm", ("--servers", "2", "--trainers", "1", "-k", "1", "-m", "1")
+    words = ("launch", script[0], *few, "--run-dir", str(folder), "--", *script[1:])
+    done = ecrm(*words, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
 
 
 def no_step_is_longer(run, losses):
