@@ -146,9 +146,10 @@ RUN = (
         "the rank that takes the folder, at the start",
     ),
     File(
-        "told",
-        "one number",
-        "the step before which a script's functions for `on_commit` were called",
+        "told-*",
+        "two numbers",
+        "the step before which the rank has called a script's functions for `on_commit`, and the "
+        "step before which these want training to end, or -1",
         f"{REPORTER}, with each committed step of a script",
     ),
     File(

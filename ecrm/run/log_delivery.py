@@ -13,6 +13,9 @@ from torch import Tensor
 
 from ecrm.engine.engine import Engine
 
+MARK = "told-"
+"""Begin of the names of files with a mark; the rank follows."""
+
 Logged = Mapping[int, Mapping[str, float]]
 """Values logged by slots in a step: {slot: {name: value}}, slots ascending."""
 
@@ -27,6 +30,9 @@ interval counts.
 class DeliveryMark(Protocol):
     """A record of the steps told to the script by the main rank; the mark outlives the rank."""
 
+    def begin(self, step: int) -> None:
+        """Record `step` on the main rank of the start; marks of earlier runs count no more."""
+
     def read(self) -> tuple[int, int]:
         """Return (step, ends_at): all before `step` was told, training ends before `ends_at`.
 
@@ -40,6 +46,9 @@ class DeliveryMark(Protocol):
 class NoMark:
     """No mark: for a rank alone, and for a run without a folder."""
 
+    def begin(self, step: int) -> None:
+        """Do nothing: no rank reads a mark."""
+
     def read(self) -> tuple[int, int]:
         return 0, -1
 
@@ -48,22 +57,35 @@ class NoMark:
 
 
 class FileMark:
-    """A mark in a file, seen by every rank. Errors of the system are ignored."""
+    """A mark in files of a folder that every rank sees. Errors of the system are ignored.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Every rank writes a file of its own, and the latest step counts. So a rank that was given up
+    cannot take the mark back, however late the rank writes.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._own = folder, folder / f"{MARK}{rank}"
         self._descriptor = -1
 
+    def begin(self, step: int) -> None:
+        for path in self._folder.glob(f"{MARK}*"):
+            if path != self._own:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        self.write(step, -1)
+
     def read(self) -> tuple[int, int]:
-        with contextlib.suppress(OSError, ValueError):
-            told, ends_at = map(int, self._path.read_text().split())
-            return told, ends_at
-        return 0, -1
+        found = [(0, -1)]
+        for path in self._folder.glob(f"{MARK}*"):
+            with contextlib.suppress(OSError, ValueError):
+                told, ends_at = map(int, path.read_text().split())
+                found.append((told, ends_at))
+        return max(found)
 
     def write(self, step: int, ends_at: int) -> None:
         with contextlib.suppress(OSError):
             if self._descriptor < 0:
-                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+                self._descriptor = os.open(self._own, os.O_WRONLY | os.O_CREAT, 0o600)
             os.pwrite(self._descriptor, b"%020d %020d\n" % (step, ends_at), 0)  # of fixed size
 
 
@@ -87,7 +109,7 @@ class LogDelivery:
         self._was_main = self._is_main
         self._told_before = engine.committed
         if self._was_main:
-            mark.write(engine.committed, -1)
+            mark.begin(engine.committed)
         self._telling = -1
         self.as_main: bool | None = None
         """Whether the running `tell` is the main rank's, for a step not marked as told.

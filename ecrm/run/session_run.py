@@ -70,8 +70,6 @@ from ecrm.run.whereabouts import Whereabouts, word_of
 from ecrm.transport.base import Transport
 
 REMEDY = "lower the learning rates"
-TOLD = "told"
-"""The file in a run folder with the `Mark` of the steps told to functions for on_commit."""
 
 
 def start_run(wanted: Wanted) -> Started:
@@ -193,7 +191,7 @@ def start_run(wanted: Wanted) -> Started:
     if transport.joined:
         typed = 0  # the other ranks are past the checks
     finite = config.train.on_nonfinite == "stop"
-    mark = NoMark() if run.folder.path is None else FileMark(run.folder.path / TOLD)
+    mark = NoMark() if run.folder.path is None else FileMark(run.folder.path, transport.rank)
     return Started(
         rank_run,
         doing,
