@@ -74,17 +74,20 @@ class Event:
         EVENTS[cls.name] = cls
 
     @classmethod
-    def identity(cls, given: Mapping[str, Any], rolled_back: int) -> Identity:
+    def identity(cls, given: Mapping[str, Any], rolled_back: int, joined: int = -1) -> Identity:
         """The identity of an event with the `given` fields, equal in the accounts of all ranks.
 
-        After a rollback steps come again. `rolled_back` is the view number of the last rollback,
-        -1 before any rollback. The fields may come from a line of events.jsonl.
+        After a rollback steps come again, and ranks that have joined may die again. `rolled_back`
+        is the view number of the last rollback, `joined` of the last join; -1 before any. The
+        fields may come from a line of events.jsonl.
         """
         found: list[Any] = [cls.name]
         for each in cls.identified_by:
             found.append(_hashable(given.get(each)))
             if each == "step":
                 found.append(rolled_back)
+            if each in ("rank", "ranks"):
+                found.append(joined)
         return tuple(found)
 
     def fields(self) -> dict[str, Any]:

@@ -37,11 +37,13 @@ KEPT_COMMITS = 3
 
 def _identities(lines: list[dict[str, Any]]) -> set[Identity]:
     """The identities of all events of a file, given in the order of the file."""
-    found, rolled_back = set(), -1
+    found, rolled_back, joined = set(), -1, -1
     for fields in lines:
-        found.add(events.EVENTS[fields["event"]].identity(fields, rolled_back))
+        found.add(events.EVENTS[fields["event"]].identity(fields, rolled_back, joined))
         if fields["event"] == events.RolledBack.name:
             rolled_back = fields["epoch"]
+        if fields["event"] == events.Joined.name:
+            joined = fields["epoch"]
     return found
 
 
@@ -59,7 +61,7 @@ class Reporter:
         self._metrics = MetricsEndpoint() if metrics is None else metrics
         self._engine: Engine | None = None
         self._kept: list[tuple[int, Identity, Make]] = []
-        self._last_rollback = -1
+        self._last_rollback = self._last_join = -1
         self._told: set[Identity] | None = (
             None  # ONCE_A_STEP; None if other ranks may have told more
         )
@@ -114,9 +116,11 @@ class Reporter:
         self._write_or_keep(identity, make)
 
     def _tell(self, told: Event, in_words: str) -> None:
-        identity = told.identity(told.fields(), self._last_rollback)
+        identity = told.identity(told.fields(), self._last_rollback, self._last_join)
         if isinstance(told, events.RolledBack):
             self._last_rollback = told.epoch
+        if isinstance(told, events.Joined):
+            self._last_join = told.epoch
         self._write_or_keep(identity, lambda: (told, in_words))
 
     def _write_or_keep(self, identity: Identity, make: Make) -> None:

@@ -267,3 +267,19 @@ def test_names_of_steps_that_cannot_come_again_are_forgotten(tmp_path):
         reporter._engine.committed = step
         told(reporter, step)
     assert len(reporter._told) < 3
+
+
+def test_a_rank_that_has_joined_and_dies_again_is_told_of_again(tmp_path):
+    """Also by a reporter that reads the file, and each death only once."""
+    cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
+    first, second = rank(0, folder, cluster), rank(1, folder, cluster)
+    for reporter in (first, second):
+        reporter.event(an(events.Failure, ranks=(2,), step=5))
+        reporter.event(an(events.Joined, ranks=(2,), epoch=3))
+    cluster.reporter = 1
+    second.event(an(events.Failure, ranks=(2,), step=9))
+    assert [(each["event"], each["step"]) for each in folder.events()] == [
+        ("failure", 5),
+        ("joined", 0),
+        ("failure", 9),
+    ]
