@@ -1,7 +1,7 @@
 """A script with long steps until a file is there: paced.py STEPS FILE [FILE ...].
 
 So a drill takes as long as it needs, and the rest of the training is short. Every further file is
-a further session, which begins with the dense part of the session before.
+a further session.
 """
 
 import sys
@@ -28,12 +28,12 @@ def ids(step: int, slot: int) -> tuple[KeyedJaggedTensor, torch.Tensor]:
     return KeyedJaggedTensor(["item"], values, lengths=lengths), torch.rand(64, generator=random)
 
 
-torch.manual_seed(0)
 table = EmbeddingBagConfig(
     name="songs", embedding_dim=8, num_embeddings=ROWS, feature_names=["item"]
 )
-over = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 1))
 for hurry in FILES:
+    torch.manual_seed(0)
+    over = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 1))
     bags = EmbeddingBagCollection(device=torch.device("meta"), tables=[table])
     apply_optimizer_in_backward(RowWiseAdagrad, bags.parameters(), {"lr": 0.1})
     session = ecrm.Session(
@@ -46,4 +46,3 @@ for hurry in FILES:
         (score - label).square().mean().backward()
         if not hurry.exists():
             time.sleep(STEP_SECONDS / SLOTS)
-    over = session.model["over"]
