@@ -12,19 +12,25 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "join",
         help="typed on a host: be the lost ranks of the host, in a run of `ecrm launch --hosts` "
-        "that goes on; ends with the run",
+        "that goes on; ends with the run. Typed on the head machine: the same on the host",
     )
     parser.add_argument("folder", metavar="RUN", type=typed_path, help="the folder of the run")
     parser.add_argument(
         "--host",
         metavar="NAME",
         required=True,
-        help="the name of this host, as in the hosts file",
+        help="the name of the host, as in the hosts file",
     )
     parser.add_argument(
         "--place",
         metavar="NAME",
-        help="the lost host whose ranks this host takes; by default the host itself",
+        help="the lost host whose ranks the host takes; by default the host itself",
+    )
+    parser.add_argument(
+        "--here",
+        action="store_true",
+        help="this machine is the host, whatever its address; by default `ecrm join` on the head "
+        "machine starts the ranks on the host",
     )
     parser.set_defaults(run=_run)
 
@@ -32,4 +38,4 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _run(args: argparse.Namespace) -> int:
     from ecrm.launch.join import join
 
-    return join(args.folder, args.host, args.place)
+    return join(args.folder, args.host, args.place, args.here)

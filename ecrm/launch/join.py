@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import named
 from ecrm.launch.hosts_file import Host
-from ecrm.launch.remote_host import RemoteHost
+from ecrm.launch.remote_host import RemoteHost, starter_words
 from ecrm.launch.remote_run import HeadWord, RemoteRun, StartMark, meeting_at
 from ecrm.launch.supervise import has_ended
 from ecrm.run.joining import JoinFile, why_closed
@@ -29,15 +32,16 @@ The shell dies with this process; the agent lives on, hears nothing, and kills a
 """
 
 
-def join(run_dir: Path, host: str, place: str | None = None) -> int:
+def join(run_dir: Path, host: str, place: str | None = None, here: bool = False) -> int:
     """Be the lost ranks of `place`, by default of `host`, on this machine; return the exit code.
 
-    Returns once the processes have ended: 0 if all have finished the run. Raises UsageError if no
-    rank of the host is lost.
+    On the head machine the ranks start on `host`, reached by the launch's starter. `here`: this
+    machine is the host, whatever its address. Returns once the processes have ended: 0 if all have
+    finished the run. Raises UsageError if no rank of the host is lost, and on other machines.
     """
     run_dir = run_dir.absolute()
     file = JoinFile.read(run_dir)
-    ranks = _lost(run_dir, file, host if place is None else place)
+    ranks = _lost(run_dir, file, host, host if place is None else place)
     try:
         os.chdir(file.folder)
     except OSError as error:
@@ -45,6 +49,14 @@ def join(run_dir: Path, host: str, place: str | None = None) -> int:
             f"the folder of the launch, {file.folder}: {error.strerror}",
             otherwise="let this host have the folders that the other hosts have",
         ) from None
+    if not here and not _is_here(file, host, run_dir):
+        there = Host(host, len(ranks), file.addresses[host])
+        print(f"host {host}: ecrm join is started there", flush=True)
+        words = starter_words(file.starter, there, join_words(run_dir, host, place))
+        try:
+            return subprocess.call(words, stdin=subprocess.DEVNULL)
+        except OSError as error:
+            raise UsageError(f"cannot run the starter {words[0]}: {error.strerror}") from None
     print(f"{named('rank', ranks)} of {run_dir} on host {host}: joining", flush=True)
     lives = {rank: secrets.token_hex(8) for rank in ranks}
     variables = {rank: file.environment(rank, lives[rank], host, run_dir) for rank in ranks}
@@ -62,16 +74,53 @@ def join(run_dir: Path, host: str, place: str | None = None) -> int:
     return RemoteRun([agent], meeting, StartMark(None), word, joining=True).run(keep_alive)
 
 
-def _lost(run_dir: Path, file: JoinFile, place: str) -> list[int]:
-    """The lost ranks of a host of the run."""
-    here = [rank for rank, host in enumerate(file.hosts) if host == place]
+def join_words(run_dir: Path, host: str, place: str | None = None) -> list[str]:
+    """The words of `ecrm join` for the machine that is the host."""
+    of = [] if place is None else ["--place", place]
+    return [sys.executable, "-m", "ecrm", "join", str(run_dir), "--host", host, *of, "--here"]
+
+
+def _is_here(file: JoinFile, host: str, run_dir: Path) -> bool:
+    """Whether this machine is the host; False on the head machine, if the host is elsewhere.
+
+    Raises UsageError on any other machine. A host that is not in the hosts file is here.
+    """
+    is_head = _is_local(Rendezvous.of_text(file.links).head[0]) is True
+    for name, address in file.addresses.items():
+        if name != host and not is_head and _is_local(address):
+            raise UsageError(
+                f"--host {host}: this machine is host {name} of the run",
+                otherwise=f"type this on host {host} or on the head machine, or add --here if "
+                f"this machine is host {host}",
+            )
+    mine = _is_local(file.addresses[host]) if host in file.addresses else True
+    return mine is True or not (is_head and file.starter)
+
+
+def _is_local(address: str) -> bool | None:
+    """Whether an address is of this machine; `None` if the address is not known here."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((address, 0))
+        except socket.gaierror:
+            return None
+        except OSError:
+            return False
+    return True
+
+
+def _lost(run_dir: Path, file: JoinFile, host: str, place: str) -> list[int]:
+    """The lost ranks of a `place`, for a `host` of that name or without ranks."""
+    launched = file.variables.get(LAUNCH)
+    said = read_own(run_dir / "ranks.json", launched).get("ranks", [])
+    now = {each["rank"]: each.get("host") for each in said}
+    here = [rank for rank, first in enumerate(file.hosts) if place in (first, now.get(rank))]
     if not here:
         raise UsageError(
             f"--host {place}: no host of the run, whose hosts are "
             f"{', '.join(dict.fromkeys(file.hosts))}",
             otherwise=f"name the lost host that this host replaces: --place {file.hosts[0]}",
         )
-    launched = file.variables.get(LAUNCH)
     if has_ended(run_dir, launched):
         raise UsageError(f"{run_dir}: the run has ended", otherwise=f"see ecrm report {run_dir}")
     if why := why_closed(run_dir):
@@ -79,7 +128,13 @@ def _lost(run_dir: Path, file: JoinFile, place: str) -> list[int]:
             f"{run_dir}: {why}",
             otherwise=f"leave the host out: see ecrm status {run_dir} for what the run can lose",
         )
-    said = read_own(run_dir / "ranks.json", launched).get("ranks", [])
+    others = [each["rank"] for each in said if each["live"] and now[each["rank"]] == host]
+    if host != place and others:
+        raise UsageError(
+            f"--host {host}: its {named('rank', others)} live, and the loss of the host would "
+            "count twice",
+            otherwise="name a host without ranks of the run",
+        )
     lost = [each["rank"] for each in said if each["rank"] in here and not each["live"]]
     if not lost:
         raise UsageError(

@@ -179,6 +179,7 @@ def launch(
         variables = {VARIABLE: spec.text, **links}
         if hosts is not None:  # mpirun gets these on its line
             variables |= {**thread_environment(config), HASH_SEED: hash_seed(os.environ)}
+            variables |= hosts.reached_by()
         elif not somewhere:
             variables |= on_loopback(os.environ)
         rejoins = (

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from ecrm.base.errors import UsageError
 from ecrm.launch.hosts_file import Host
+from ecrm.launch.join import join_words
 from ecrm.launch.remote_host import starter_words
 from ecrm.launch.supervise import has_ended
 from ecrm.process.linux import when_parent_ends
@@ -118,9 +118,8 @@ def rejoining(
     """
 
     def begin(host: Host) -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "ecrm", "join", str(run_dir), "--host", host.name]
         process = subprocess.Popen(
-            starter_words(starter, host, words),
+            starter_words(starter, host, join_words(run_dir, host.name)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

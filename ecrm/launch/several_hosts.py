@@ -6,6 +6,7 @@ The additions are checks, words before each rank's command, and a trial of every
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from ecrm.launch.network import Network, choose_network, local_networks
 from ecrm.launch.remote_host import DEFAULT_KEEP_ALIVE, DEFAULT_STARTER, starter_words
 from ecrm.launch.run_head import run_head
 from ecrm.process.remote_agent import START_SECONDS
+from ecrm.run.joining import REACHED_BY
 
 SHORTEST_KEEP_ALIVE = 0.5
 TRIAL = "import ecrm, numpy"  # not torch: it takes seconds, and is where numpy is
@@ -81,6 +83,11 @@ class Plan:
         `run_dir` shows whether the run has begun.
         """
         return [*self.words, "--begun", str(run_dir / "ranks.json"), "--", *command]
+
+    def reached_by(self) -> dict[str, str]:
+        """The variable that tells `ecrm join` how to reach the hosts."""
+        addresses = {host.name: host.address for host in self.placed}
+        return {REACHED_BY: json.dumps([self.starter, addresses])}
 
     def in_words(self) -> list[str]:
         """The ranks of each host, one line a host."""

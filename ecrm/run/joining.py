@@ -22,6 +22,7 @@ from ecrm.process.neighbours import RANK
 from ecrm.process.preflight import FAULT_TOLERANT, SIZE, host_name
 from ecrm.process.remote_agent import GUARD_PATIENCE
 from ecrm.run.reading import read_json
+from ecrm.run.run_lock import JOIN
 from ecrm.run.session_folders import session_folder
 from ecrm.transport.membership_socket import LINKS, Rendezvous
 
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from ecrm.transport.base import Transport
     from ecrm.transport.links import LinkTransport
 
-FILE = ".join.json"
+FILE = JOIN
 """The file in a run folder; it has the secret of the run, and only the owner can read it."""
 LIFE = "ECRM_LIFE"
 """The variable with the life of a process that joins, and the run folder behind a blank."""
+REACHED_BY = "ECRM_REACHED_BY"
+"""The variable with the launch's starter, and the address of each host by name, as JSON."""
 KEPT = ("ECRM_", "OMP_", "MKL_", "OPENBLAS_", "PYTHONHASHSEED")
 """Prefixes of the variables handed on to a process that joins."""
 
@@ -42,7 +45,7 @@ class JoinFile:
     """How to join a run: `hosts` and results of the start, the command and its variables.
 
     `said` are the results of `gather_results` at the start, by rank, and `rounds` is the number of
-    collective calls at the start. `links` is the rendezvous.
+    collective calls at the start. `links` is the rendezvous. `variables` include REACHED_BY.
     """
 
     links: str
@@ -63,6 +66,21 @@ class JoinFile:
                 otherwise="name the run folder of an `ecrm launch --hosts` that is training",
             )
         return JoinFile(**fields)
+
+    @property
+    def starter(self) -> str:
+        """The command to reach a host, "" if not known."""
+        return self._reached_by[0]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The addresses in the hosts file, by name."""
+        return self._reached_by[1]
+
+    @property
+    def _reached_by(self) -> tuple[str, dict[str, str]]:
+        starter, addresses = json.loads(self.variables.get(REACHED_BY, '["", {}]'))
+        return starter, addresses
 
     def environment(self, rank: int, life: str, host: str, run_dir: Path) -> dict[str, str]:
         """The variables of a process that wants to be `rank`, on top of those of its host."""

@@ -23,6 +23,8 @@ from ecrm.protection.mapped_files.file_access import open_file
 from ecrm.run.reading import launch_id, read_json
 
 LOCK = "lock"
+JOIN = ".join.json"
+"""The file of a run over several hosts that ranks can join, see `ecrm.run.joining`."""
 RECORD_BYTES = 512
 """Size of the owner's record in the file: run, host, process and start."""
 
@@ -184,8 +186,11 @@ def _refuse(folder: Path, holder: int | None, seconds: float) -> None:
     owner: dict[str, Any] = read_json(folder / LOCK)
     # a holder seen runs on this machine; the pid in the record is of the owner's host
     where = "this host" if holder else f"host {owner.get('host', '?')}"
+    joins = ""
+    if (folder / JOIN).exists():
+        joins = f"; for a lost host of the run, type ecrm join {folder} --host NAME"
     raise UsageError(
         f"--run-dir {folder}: in use by a run that is alive, on host {owner.get('host', '?')} "
         f"since {owner.get('since', '?')}: wait for its end, stop it with "
-        f"kill {holder or owner.get('pid', '?')} on {where}, or name another folder"
+        f"kill {holder or owner.get('pid', '?')} on {where}, or name another folder{joins}"
     )

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import subprocess
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 
 from ecrm.base.errors import UsageError
 from ecrm.cli.commands import main
 from ecrm.config import load_config
-from ecrm.launch import rejoin
+from ecrm.launch import join, rejoin
 from ecrm.launch.hosts_file import Host
 from ecrm.launch.launcher import check_rejoin
 from ecrm.launch.rejoin import FIRST_PAUSE, Rejoin, lost_hosts, rejoining
-from ecrm.run import joining
+from ecrm.run import joining, run_lock
 from ecrm.run.gather import decide, gather_results
-from ecrm.run.joining import FILE, LIFE, JoinFile, why_closed, write_join_file
+from ecrm.run.joining import FILE, LIFE, REACHED_BY, JoinFile, why_closed, write_join_file
 from ecrm.testing.simulate.oracle import Alone
-from ecrm.transport.membership_socket import LINKS
+from ecrm.transport.membership_socket import LINKS, Rendezvous
 
 HOSTS = ["node1", "node2", "node1", "node2"]
 
@@ -212,6 +215,84 @@ def test_a_run_that_cannot_take_hosts_back_is_refused():
     with pytest.raises(UsageError, match="which admits no rank: set cluster.rejoin=false"):
         load_config("tiny", ["cluster.rejoin=true", *sets])
     assert not load_config("tiny", sets).cluster.rejoin
+
+
+def reached(run_dir, head, addresses, starter="echo {host}"):
+    """The run has this head machine, and hosts at these addresses."""
+    links = Rendezvous(bytes(16), b"secret", (head, 9), 1.0).text()
+    variables = {REACHED_BY: json.dumps([starter, addresses])}
+    file = JoinFile(links, HOSTS, "/", ["true"], variables, [])
+    (run_dir / FILE).write_text(json.dumps(asdict(file)))
+
+
+ELSEWHERE = "192.0.2.1"
+
+
+def test_typed_on_the_head_machine_the_join_is_started_on_the_host(run_dir, capfd, monkeypatch):
+    monkeypatch.chdir("/")
+    reached(run_dir, "127.0.0.1", {"node1": "127.0.0.1", "node2": ELSEWHERE})
+    assert main(["join", str(run_dir), "--host", "node2"]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[0] == "host node2: ecrm join is started there"
+    assert said[1].startswith("node2 ") and said[1].endswith(
+        f"-m ecrm join {run_dir} --host node2 --here"
+    )
+    reached(
+        run_dir, "127.0.0.1", {"node1": "127.0.0.1", "node2": ELSEWHERE}, "no-such-starter {host}"
+    )
+    assert main(["join", str(run_dir), "--host", "node2"]) == 2
+    assert "cannot run the starter no-such-starter" in capfd.readouterr().err
+
+
+def test_typed_on_a_host_that_is_another_it_is_refused(run_dir, capsys, monkeypatch):
+    monkeypatch.chdir("/")
+    reached(run_dir, ELSEWHERE, {"node1": "127.0.0.1", "node2": ELSEWHERE})
+    assert main(["join", str(run_dir), "--host", "node2"]) == 2
+    said = capsys.readouterr().err
+    assert "--host node2: this machine is host node1 of the run: type this on host node2" in said
+
+
+@pytest.mark.parametrize(
+    ("head", "addresses", "here"),
+    [
+        (ELSEWHERE, {"node1": ELSEWHERE, "node2": "127.0.0.1"}, True),
+        (ELSEWHERE, {"node1": "no.such.host.invalid", "node2": "no.such.host.invalid"}, True),
+        (ELSEWHERE, {}, True),
+        ("127.0.0.1", {"node1": ELSEWHERE, "node2": "127.0.0.1"}, True),
+        ("127.0.0.1", {"node1": ELSEWHERE, "node2": "no.such.host.invalid"}, False),
+    ],
+)
+def test_a_machine_is_the_host_by_its_address(run_dir, monkeypatch, head, addresses, here):
+    """Names of a hosts file may be known to the starter alone."""
+
+    def bind(address):
+        if "invalid" in address[0]:
+            raise socket.gaierror
+        if address[0] == ELSEWHERE:
+            raise OSError
+
+    monkeypatch.setattr(join.socket, "socket", lambda *_: nullcontext(SimpleNamespace(bind=bind)))
+    reached(run_dir, head, addresses)
+    assert join._is_here(JoinFile.read(run_dir), "node2", run_dir) == here
+
+
+def test_ranks_of_a_host_that_has_taken_a_place_are_found_by_both_names(run_dir, capsys):
+    ranks = [{"rank": rank, "live": rank != 1, "host": HOSTS[rank]} for rank in range(4)]
+    ranks[1]["host"] = "node9"
+    (run_dir / "ranks.json").write_text(json.dumps({"ranks": ranks}))
+    file = JoinFile.read(run_dir)
+    for host in ("node9", "node2"):
+        assert join._lost(run_dir, file, host, host) == [1]
+    assert main(["join", str(run_dir), "--host", "node1", "--place", "node2"]) == 2
+    assert "--host node1: its ranks 0, 2 live, and the loss" in capsys.readouterr().err
+
+
+def test_a_launch_into_the_folder_of_a_living_run_names_the_join(run_dir):
+    with pytest.raises(UsageError, match=f"for a lost host of the run, type ecrm join {run_dir}"):
+        run_lock._refuse(run_dir, 1, 1e9)
+    (run_dir / FILE).unlink()
+    with pytest.raises(UsageError, match="or name another folder$"):
+        run_lock._refuse(run_dir, 1, 1e9)
 
 
 def test_lines_of_joins_are_shown_by_the_launch(run_dir):
