@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ import pytest
 
 from ecrm.base.errors import STOPPED_EXIT_CODE
 from support.commands import ecrm
-from support.drilling import LONG, Run, launch
+from support.drilling import LONG, RUN_SECONDS, Run, launch
 from support.host_loss import KEEP_ALIVE, ONE_LOST, STARTER, check, gaps, lose, trainings
 from support.imitated_hosts import why_not
 from support.paths import PROGRAMS
@@ -167,6 +168,68 @@ def test_ranks_that_have_joined_train_a_second_session_which_admits_no_rank(trai
     for name in (".", "session-2"):
         calmly, disturbed = (Run(0, "", folder / name) for folder in (calm, training.folder))
         assert disturbed.model == calmly.model
+
+
+def test_a_joining_host_that_dies_at_each_stage_comes_back(train, tmp_path):
+    """In its start, as a spare that waits, and as a member that gets rows."""
+    hurry = tmp_path / "hurry"
+    script = (str(PROGRAMS / "paced.py"), "1500", str(hurry))
+    training = train(4, FOUR, script=script, slots=1)
+    training.wait_for_step(20)
+    (rank,) = training.ranks_of("h2")
+    lose(training, "h2")
+    training.wait_for(lambda event: event["event"] == "failure")
+    training.hosts.mend("h2")
+    for stage in ("joining", "the other ranks are waited for"):
+        typed = joining(training, tmp_path, "h2")
+        for line in typed.stdout:
+            if stage in line:
+                break
+        else:
+            pytest.fail(f"{stage} was never said")
+        lose(training, "h2")
+        training.hosts.mend("h2")
+        typed.communicate(timeout=60)
+    for times in (1, 2):
+        typed = joining(training, tmp_path, "h2")
+        training.wait_for(lambda _, times=times: len(ranks_in(training, "joined")) == times)
+        if times == 1:
+            lose(training, "h2")
+            training.wait_for(lambda _: len(ranks_in(training, "failure")) == 2)
+            training.hosts.mend("h2")
+    training.wait_for(
+        lambda event: event is training.events[-1] and event.get("failures_left") == 1
+    )
+    hurry.touch()
+    run = training.finish()
+    assert typed.wait(60) == 0, typed.stdout.read()
+    check(run, Run(0, "", calm_run(tmp_path, script)).model, [[rank], [rank]])
+    assert ranks_in(training, "joined") == [rank, rank]
+
+
+def test_two_hosts_join_at_once_while_links_are_reset(train, tmp_path):
+    """With a checkpoint or an evaluation at most steps, and memory handed out in advance."""
+    hurry = tmp_path / "hurry"
+    script = (str(PROGRAMS / "paced.py"), "1000", str(hurry))
+    sets = {**FOUR, "protection.k": 1, "protection.m": 2, "cluster.rejoin": "true"}
+    sets |= {"checkpoint.every_steps": 2, "checkpoint.keep": 1, "storage.prefault": "true"}
+    training = train(4, sets, script=script, slots=1)
+    training.wait_for_step(20)
+    for name in ("h1", "h2"):
+        lose(training, name)
+    training.wait_for(lambda _: sorted(ranks_in(training, "failure")) == [0, 1])
+    for name in ("h1", "h2"):
+        training.hosts.mend(name)
+    resets, deadline = 0, time.monotonic() + RUN_SECONDS
+    while sorted(ranks_in(training, "joined")) != [0, 1]:
+        assert time.monotonic() < deadline, training.finish().output
+        for one, other in (("h3", "h4"), ("h1", "h3"), ("h2", "h4")):
+            resets += training.hosts.reset(one, other)
+        training.wait_for(lambda _: True)  # takes the events that have come
+    hurry.touch()
+    run = training.finish()
+    assert resets > 20 and run.summary["failures_left"] == 2, run.output
+    check(run, Run(0, "", calm_run(tmp_path, script)).model, [[0], [1]])
 
 
 FOUR = {

@@ -41,6 +41,14 @@ for hurry in FILES:
         slots=SLOTS,
         dense_optimizer=lambda ps: torch.optim.Adam(ps, lr=0.01),
     )
+
+    @session.every(25)
+    def evaluate(session=session):
+        session.model.eval()
+        for features, _ in session.eval_batches([ids(10**6, number) for number in range(4)]):
+            session.model["over"](session.model["bags"](features).values())
+        session.model.train()
+
     for features, label in session.steps(ids, STEPS):
         score = session.model["over"](session.model["bags"](features).values()).squeeze(1)
         (score - label).square().mean().backward()
