@@ -19,9 +19,9 @@ from ecrm.base.wording import named
 from ecrm.launch.hosts_file import Host
 from ecrm.launch.remote_host import RemoteHost, starter_words
 from ecrm.launch.remote_run import HeadWord, RemoteRun, StartMark, meeting_at
-from ecrm.launch.supervise import has_ended
 from ecrm.run.joining import JoinFile, why_closed
 from ecrm.run.reading import LAUNCH, read_own
+from ecrm.run.session_folders import has_ended
 from ecrm.transport.membership_socket import Rendezvous
 
 HERE = "127.0.0.1"
@@ -123,7 +123,7 @@ def _lost(run_dir: Path, file: JoinFile, host: str, place: str) -> list[int]:
         )
     if has_ended(run_dir, launched):
         raise UsageError(f"{run_dir}: the run has ended", otherwise=f"see ecrm report {run_dir}")
-    if why := why_closed(run_dir):
+    if why := why_closed(run_dir, launched):
         raise UsageError(
             f"{run_dir}: {why}",
             otherwise=f"leave the host out: see ecrm status {run_dir} for what the run can lose",

@@ -20,11 +20,10 @@ from ecrm.base.errors import UsageError
 from ecrm.launch.hosts_file import Host
 from ecrm.launch.join import join_words
 from ecrm.launch.remote_host import starter_words
-from ecrm.launch.supervise import has_ended
 from ecrm.process.linux import when_parent_ends
 from ecrm.run.joining import FILE, why_closed
 from ecrm.run.reading import read_own
-from ecrm.run.session_folders import newest_session
+from ecrm.run.session_folders import has_ended, newest_session
 
 FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 600.0
@@ -140,7 +139,7 @@ def rejoining(
         lambda: lost_hosts(run_dir, placed, launch),
         begin,
         say,
-        closed=lambda: why_closed(run_dir),
+        closed=lambda: why_closed(run_dir, launch),
     )
 
     def work() -> None:

@@ -21,7 +21,7 @@ from ecrm.launch.environment import SESSION_BASE, mpirun_environment
 from ecrm.launch.watch import Watch
 from ecrm.process.linux import session_members, shared_segments, when_parent_ends
 from ecrm.run.reading import LAUNCH, read_own
-from ecrm.run.session_folders import last_summary, session_folders
+from ecrm.run.session_folders import has_ended
 
 STOP_SECONDS = 10.0
 
@@ -34,7 +34,6 @@ ASKS_RANKS = {
     signal.SIGHUP: signal.SIGUSR2,
 }
 
-ENDED_BADLY = ("stopped.json", "failure.json")
 # from the run's own last file to SIGKILL: mpirun may wait for ever for a stopped rank
 LINGER_SECONDS = 20.0
 # mpirun without a process of its own may wait for ever for itself (seen once, at the start)
@@ -162,14 +161,6 @@ def _wait(
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
     return ""
-
-
-def has_ended(run_dir: Path, launch: str | None) -> bool:
-    """Whether the files of a run say that it has ended, well or not."""
-    sessions = session_folders(run_dir)
-    if last_summary([read_own(each / "summary.json", launch) for each in sessions]):
-        return True
-    return any(read_own(each / name, launch) for each in sessions for name in ENDED_BADLY)
 
 
 def _kill_all(process: subprocess.Popen[str], run_dir: Path, launch: str | None) -> None:

@@ -8,6 +8,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -17,13 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ecrm.base.console import say
 from ecrm.base.errors import UsageError
 from ecrm.process.neighbours import RANK
 from ecrm.process.preflight import FAULT_TOLERANT, SIZE, host_name
 from ecrm.process.remote_agent import GUARD_PATIENCE
-from ecrm.run.reading import read_json
+from ecrm.run.reading import launch_id, read_json
 from ecrm.run.run_lock import JOIN
-from ecrm.run.session_folders import session_folder
+from ecrm.run.session_folders import has_ended, session_folder
 from ecrm.transport.membership_socket import LINKS, Rendezvous
 
 if TYPE_CHECKING:
@@ -103,11 +105,13 @@ def over_links() -> bool:
     return bool(_rendezvous)
 
 
-def why_closed(run_dir: Path) -> str:
-    """Why no rank can join a run any more, as a sentence; "" if ranks can.
+def why_closed(run_dir: Path, launch: str | None) -> str:
+    """Why no rank can join the run of a launch any more, as a sentence; "" if ranks can.
 
     A process that joins runs the script from its begin, and cannot know how a session has ended.
     """
+    if has_ended(run_dir, launch):
+        return "the run has ended"
     if session_folder(run_dir, 2).is_dir():
         return "a second session of the script has begun, and admits no rank"
     return ""
@@ -130,14 +134,14 @@ def link_transport(text: str, life: str) -> LinkTransport:
     transport.said_at_start = tuple(
         {int(of): value for of, value in said.items()} for said in file.said
     )
-    transport.why_closed = partial(why_closed, Path(run_dir))
+    transport.why_closed = partial(why_closed, Path(run_dir), launch_id())
     return transport
 
 
 def write_join_file(run_dir: Path | None, transport: Transport, hosts: list[str]) -> None:
     """Write the file for processes that join; nothing for a run on one host.
 
-    `hosts` has the host of each rank. An error of the system is ignored: no rank can join then.
+    `hosts` has the host of each rank. A line tells of an error of the system: no rank joins then.
     """
     if run_dir is None or not _rendezvous:
         return
@@ -155,5 +159,11 @@ def write_join_file(run_dir: Path | None, transport: Transport, hosts: list[str]
         with open(descriptor, "w") as out:
             json.dump(asdict(file), out)
         os.replace(draft, run_dir / FILE)
-    except OSError:
-        draft.unlink(missing_ok=True)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        say(
+            f"ecrm: warning: cannot write {run_dir / FILE}: {error.strerror}: lost hosts cannot "
+            "come back",
+            on_stderr=True,
+        )

@@ -11,7 +11,9 @@ from typing import Any
 
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
+from ecrm.run.reading import read_own
 
+ENDED_BADLY = ("stopped.json", "failure.json")
 _NAME = "session-{}"
 
 
@@ -47,6 +49,14 @@ def told_session(run_dir: Path, number: int | None = None) -> Path:
             f"type --session {len(folders)}"
         )
     return folders[number - 1]
+
+
+def has_ended(run_dir: Path, launch: str | None) -> bool:
+    """Whether the files of a run say that the launch has ended, well or not."""
+    sessions = session_folders(run_dir)
+    if last_summary([read_own(each / "summary.json", launch) for each in sessions]):
+        return True
+    return any(read_own(each / name, launch) for each in sessions for name in ENDED_BADLY)
 
 
 def _has_event(folder: Path) -> bool:

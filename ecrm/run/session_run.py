@@ -167,7 +167,8 @@ def start_run(wanted: Wanted) -> Started:
     built.standstill.watch(built.engine)
     if not transport.joined:
         _tell_start(run, cluster, built, start, wanted)
-    if rank.number == 1 and transport.rank == built.engine.view.reporter:
+    writes = transport.rank == built.engine.view.reporter and not transport.joined
+    if rank.number == 1 and writes:
         hosts = [str(hellos[of].host) for of in range(config.world_size) if of in hellos]
         write_join_file(run.folder.path, transport, hosts)
     if rank.number > 1 and over_links():

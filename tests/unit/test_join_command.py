@@ -83,6 +83,13 @@ def test_a_run_on_one_host_has_no_such_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_cannot_be_written_is_told_of(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(joining, "_rendezvous", ["the rendezvous"])
+    write_join_file(tmp_path / "gone", Alone(), HOSTS)
+    said = capsys.readouterr().err
+    assert f"cannot write {tmp_path}/gone/{FILE}: No such file or directory: lost hosts" in said
+
+
 def test_a_rank_that_joins_gets_the_results_of_the_start():
     first = Alone()
     assert gather_results(first, lambda: "mine") == {0: "mine"}
@@ -175,7 +182,10 @@ def test_lost_hosts_are_read_from_the_run(run_dir):
 
 
 def test_a_run_that_has_ended_takes_no_rank(run_dir, capsys):
+    assert why_closed(run_dir, None) == ""
     (run_dir / "stopped.json").write_text('{"step": 3}')
+    assert why_closed(run_dir, None) == "the run has ended"
+    assert why_closed(run_dir, "a later launch") == ""
     assert main(["join", str(run_dir), "--host", "node2"]) == 2
     assert "the run has ended" in capsys.readouterr().err
 
@@ -193,7 +203,7 @@ def test_a_second_session_takes_no_rank_and_says_so(run_dir, capsys):
         lambda: lost_hosts(run_dir, placed, None),
         lambda host: pytest.fail("none can join"),
         said.append,
-        closed=lambda: why_closed(run_dir),
+        closed=lambda: why_closed(run_dir, None),
     )
     for _ in range(3):
         joins.look()
