@@ -15,8 +15,9 @@ from ecrm.testing.simulate.promise import Violation
 from ecrm.testing.simulate.schedule import draw
 from ecrm.testing.simulate.seed_range import run_range
 from ecrm.testing.simulate.seen import Seen, check_seen
+from ecrm.testing.simulate.session_job import SessionJob
 from ecrm.testing.simulate.session_parts import batch_of, left_out
-from ecrm.testing.simulate.simulation import Failed, run_schedule
+from ecrm.testing.simulate.simulation import Failed, first_step, run_schedule
 
 SEVEN = ProtectionConfig.__dataclass_fields__["name"].metadata["rule"].choices
 
@@ -146,6 +147,30 @@ def test_scripts_that_skip_batches_train_most_batches(size):
     assert 10 < sum(skipped) < 80
 
 
+@pytest.mark.parametrize(
+    ("began", "refused", "right"),
+    [
+        ({5}, set(), True),
+        ({4}, set(), False),
+        ({5, 4}, {5}, False),
+        ({4}, {5}, True),
+        ({2}, {5}, False),
+        ({6}, {5}, False),
+        ({4}, {3}, False),
+    ],
+)
+def test_a_second_run_begins_before_the_last_checkpoint_if_that_is_nonfinite(
+    tmp_path, began, refused, right
+):
+    before = SessionJob(draw(13, "sessions").model, tmp_path)
+    before.kept, before.refused = {2, 4}, refused
+    if right:
+        assert {first_step(began, 5, before)} == began
+    else:
+        with pytest.raises(Violation, match="after 5 steps"):
+            first_step(began, 5, before)
+
+
 def test_states_of_streams_that_are_not_undone_are_caught(monkeypatch):
     monkeypatch.setattr(StreamSource, "_begun", _begun_anew(StreamSource._begun))
     with pytest.raises(Failed):
@@ -164,7 +189,7 @@ def _begun_anew(begun):
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("seed", [145, 228, 269, 1110, 1402, 1622])
+@pytest.mark.parametrize("seed", [145, 228, 269, 1110, 1402, 1622, 53005])
 def test_a_schedule_that_has_found_a_defect_passes(seed):
-    """They found modes, calls of ranks, copies and streams that were wrong after a failure."""
+    """They found modes, calls, copies and streams wrong after a failure, and false alarms."""
     run_range([seed], "sessions", jobs=1)

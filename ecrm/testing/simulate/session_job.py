@@ -20,6 +20,7 @@ from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Engine
+from ecrm.engine.events import Checkpoint, Event
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
 from ecrm.model.module_replica import ModuleReplica
@@ -150,13 +151,27 @@ def session_engine(
     )
 
 
+def _finite(engine: Engine) -> bool:
+    """Whether no row and no part of the dense replica on this rank has a nonfinite number."""
+    replica = engine.state.dense
+    assert isinstance(replica, ModuleReplica)
+    rows = (
+        hosted.store.read(torch.arange(engine.state.spaces[space].rows)).view(torch.float32)
+        for (_, space), hosted in engine.state.hosted.items()
+    )
+    dense = (value for _, value in replica.whole_state if isinstance(value, Tensor))
+    return all(bool(each.isfinite().all()) for each in itertools.chain(rows, dense))
+
+
 class SessionJob:
     """The script of a drawn model as a `Job`; the script saves the model into `folder`.
 
     The workload gives cluster, protection, steps, slots and seed. `seen` maps ranks to the
-    observations of their scripts. Checkpoints go into the folder `kept`; `None` writes no
+    observations of their scripts. Checkpoints go into a folder; `None` writes no
     checkpoints. With `resumes` the run resumes from the checkpoints, and `began` gets the steps of
-    the resumed ranks. The script `hides` state of a kind of HIDDEN; "" hides nothing.
+    the resumed ranks. `kept` and `refused` are the steps of finished checkpoints and of checkpoints
+    refused as nonfinite. Without checkpoints, `nonfinite` gets the steps that left a nonfinite
+    number. The script `hides` state of a kind of HIDDEN; "" hides nothing.
     """
 
     remembered = 0
@@ -166,15 +181,18 @@ class SessionJob:
         self,
         model: SessionModel,
         folder: Path,
-        kept: Path | None = None,
+        checkpoints: Path | None = None,
         resumes: bool = False,
         hides: str = "",
     ) -> None:
         self._model, self.folder, self._resumes = model, folder, resumes
         self.hides = hides
-        self._kept = None if kept is None else CheckpointFolder(kept)
+        self._kept = None if checkpoints is None else CheckpointFolder(checkpoints)
         self.seen: dict[int, Seen] = {}
         self.began: set[int] = set()
+        self.kept: set[int] = set()
+        self.refused: set[int] = set()
+        self.nonfinite: set[int] = set()
         self._places: dict[int, Place] = {}  # of user code by rank; a dead rank's place stays
 
     def _durable(self, workload: Workload) -> Durable | None:
@@ -221,6 +239,16 @@ class SessionJob:
         def whereabouts(rank: int) -> tuple[Place, ...]:
             return (self._places[rank],) if rank in self._places else ()
 
+        def told(event: Event) -> None:
+            if isinstance(event, Checkpoint):
+                self.kept.add(event.step)
+            hooks.event(event)
+
+        def stepped(engine: Engine) -> None:
+            if self._kept is None and self._model.stops and not _finite(engine):
+                self.nonfinite.add(engine.step)
+            after_step(engine)
+
         def start(wanted: Wanted) -> Started:
             protection = workload.make_protection()
             engine = session_engine(
@@ -259,13 +287,14 @@ class SessionJob:
                         self._kept,
                         {},
                         policy,
-                        hooks.event,
+                        told,
                         lambda: 0.0,
                         lambda work: work(),
                         first=began,
+                        not_finite=lambda step, why: self.refused.add(step),
                     )
                 )
-            run = SimulatedRun(engine, after_step, *checkpoints)
+            run = SimulatedRun(engine, stepped, *checkpoints)
             checks = 0 if transport.joined else wanted.check_steps
             return Started(run, doing, check_steps=checks)
 

@@ -8,7 +8,7 @@ import logging
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,12 +114,15 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         later = replace(schedule.later or workload, folder=workload.folder)
         kept = folder / "checkpoints" if model.checkpoints else None
 
-        def run(workload: Workload, steps: int, resumes: bool) -> Verdict:
+        def run(workload: Workload, steps: int, before: SessionJob | None) -> Verdict:
             true = SessionJob(model, folder / "alone")
-            job = SessionJob(model, folder / "disturbed", kept, resumes)
+            job = SessionJob(model, folder / "disturbed", kept, resumes=before is not None)
             life = replace(schedule, workload=replace(workload, steps=steps))
-            found = _run(life, breaks, true, job, lambda: _check_script(life, true, job))
+            found = _run(life, breaks, true, job, lambda: _check_script(life, true, job, before))
+            jobs.append(job)
             return replace(found, schedule=schedule)  # without the name of a folder
+
+        jobs: list[SessionJob] = []
 
         if model.hides:
             (folder / "hides").mkdir()
@@ -127,11 +130,11 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
             twin = replace(model, loads="", skips=False, checks=max(model.checks, 1))
             check_hidden_state(workload, SessionJob(twin, folder / "hides", hides=model.hides))
         if not model.stops:
-            return run(workload, workload.steps, resumes=False)
-        first = run(workload, model.stops, resumes=False)
+            return run(workload, workload.steps, None)
+        first = run(workload, model.stops, None)
         if first.refused is not None:
             return first
-        return first.then(run(later, workload.steps, resumes=True))
+        return first.then(run(later, workload.steps, jobs[0]))
 
 
 def check_hidden_state(workload: Workload, job: SessionJob) -> None:
@@ -147,18 +150,39 @@ def check_hidden_state(workload: Workload, job: SessionJob) -> None:
     raise Failed(f"a script with {job.hides} hidden on its model was trained", caught=True)
 
 
-def _check_script(schedule: Schedule, true: SessionJob, job: SessionJob) -> None:
-    """Compare the scripts' observations and files with the undisturbed run; raises Violation."""
+def _check_script(
+    schedule: Schedule, true: SessionJob, job: SessionJob, before: SessionJob | None
+) -> None:
+    """Compare the scripts' observations and files with the undisturbed run; raises Violation.
+
+    `before` is the job of the stopped run, if `job` goes on from the checkpoints of that run.
+    """
     assert schedule.model is not None
     began, steps = 0, len(true.seen[0].logged)
+    wrong = job.refused - true.nonfinite
+    if wrong:
+        raise Violation(f"checkpoints of steps {sorted(wrong)} were refused, but are finite")
     if job.began:
-        began = min(schedule.model.stops, steps)
-        if job.began != {began}:
-            raise Violation(f"after {began} steps ranks went on from steps {sorted(job.began)}")
+        assert before is not None
+        began = first_step(job.began, min(schedule.model.stops, steps), before)
     check_seen(job.seen, true.seen[0], schedule.workload.initial_view().dense, began)
     left = [file.name for file in job.folder.iterdir()]
     if len(left) != len({mine.saved for mine in job.seen.values() if mine.saved}):
         raise Violation(f"where the model was saved there is {left}")
+
+
+def first_step(began: Collection[int], stopped: int, before: SessionJob) -> int:
+    """The step from which all resumed ranks went on; raises Violation for a wrong step.
+
+    A run stopped after `stopped` steps goes on from there. A checkpoint with a nonfinite number is
+    refused: the run then goes on from the newest earlier checkpoint.
+    """
+    step = max(began)
+    newest = max((each for each in before.kept if each <= stopped), default=0)
+    earlier = stopped in before.refused and newest <= step
+    if len(set(began)) > 1 or not (step == stopped or (earlier and step < stopped)):
+        raise Violation(f"after {stopped} steps ranks went on from steps {sorted(began)}")
+    return step
 
 
 def _run(
