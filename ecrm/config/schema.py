@@ -372,9 +372,10 @@ class ProtectionConfig:
     )
     rebuild_share: float = key(
         0.05,
-        "The share of time that steps may give to rows rebuilt in the background. Each host of a "
-        "lost shard measures steps with and without such rows, and takes as many rows per step as "
-        "the share allows. 1 means no measurement and as many rows as are allowed otherwise.",
+        "The share of time that steps may give to rebuilding. Rows asked for by steps come at "
+        "once. Rows in the background get the rest of the share, half of the share at least. Each "
+        "host of a lost shard measures steps before the failure, and steps with and without "
+        "background rows. 1 means no measurement and as many rows as are allowed otherwise.",
         above=0,
         maximum=1,
     )

@@ -636,11 +636,14 @@ class Engine:
     def _step_finished(self) -> None:
         state, now = self.state, self.state.clock()
         resumed = state.failures.step_finished(self._last_finished, now)
-        # a step with a recovery tells nothing of the pace, nor does a step without rows to rebuild
-        if resumed or not set(state.view.shards_of(self.rank)).intersection(state.view.rebuilding):
+        mine = set(state.view.shards_of(self.rank)).intersection(state.view.rebuilding)
+        # a step with a recovery tells nothing of the pace, nor does the rebuilding of others
+        if resumed or (state.view.rebuilding and not mine):
             state.pace.interrupted()
-        else:
+        elif mine:
             state.pace.stepped(self.step - 1, now - self._last_finished)
+        else:
+            state.pace.undisturbed(now - self._last_finished)
         for failure in resumed:
             state.hooks.event(
                 events.Resumed(

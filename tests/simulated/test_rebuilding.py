@@ -250,6 +250,61 @@ def test_hosts_may_choose_any_pace_without_a_word_to_others(monkeypatch):
     assert first != second and len({*first, *second}) > 3, chosen
 
 
+def test_steps_keep_their_pace_of_before_the_failure(monkeypatch):
+    """Time is made up: a step has 100 ms, 2 more while rows are missing, and 0.4 a row."""
+    monkeypatch.setattr("ecrm.protection.rebuild_pace.LEAST_ROWS", 1)
+    workload = Workload(
+        tables=(Table("a", 6000, 4),),
+        steps=150,
+        servers=4,
+        k=2,
+        m=1,
+        spares=1,
+        slots=1,
+        trainers=1,
+        ids_per_slot=400,
+        rebuild_rows_per_step=0,
+        rebuild_share=0.05,
+        reshape=False,
+    )
+    cluster = SimulatedCluster(workload.world_size, "kept", [PhaseFault(1, 30, "parity")])
+    heir, spent, reported = workload.world_size - 1, [], []
+
+    def program(transport):
+        now, engines = [0.0], []
+
+        def after_start(engine):
+            engine.state.pace = RebuildPace(0.05, 0, 20)
+            engine.state.pace._rows = 6
+            engines.append(engine)
+
+        def phase(step, name):
+            cluster.enter_phase(transport.rank, step, name)
+            if name != "input" or not engines:
+                return
+            (engine,) = engines
+            missing = bool(engine.view.rebuilding)
+            milliseconds = 100 + missing * (2 + 0.4 * engine.state.pace.rows(step))
+            now[0] += milliseconds / 1e3
+            if missing and transport.rank == heir:
+                spent.append(milliseconds)
+
+        return run_workload(
+            workload,
+            transport,
+            Hooks(phase=phase),
+            clock=lambda: now[0],
+            after_start=after_start,
+            report=reported.append,
+        )
+
+    cluster.run(program)
+    assert reported == [truth_of(workload).tables]
+    later = spent[48:96]
+    assert len(later) == 48, len(spent)
+    assert 100 * len(later) / sum(later) == pytest.approx(0.95, abs=0.003)
+
+
 def _deltas_first(monkeypatch):
     """Decoded parity comes without the deltas of its step."""
     take, committed = Rebuild.take, ErasureProtection.committed

@@ -12,8 +12,11 @@ from ecrm.protection.rebuild_pace import LEAST_ROWS, MOST_BYTES, PERIOD, WINDOW,
 RECORD = 264
 
 
-def paces(pace, steps, seconds_of_row, calm=0.1, noise=0.0, first=0):
-    """Shares of calm pace kept in all steps so far, window by window, and the rows of each step."""
+def paces(pace, steps, seconds_of_row, calm=0.1, noise=0.0, first=0, usual=None):
+    """Shares of the usual pace kept in steps, window by window, and the rows of each step.
+
+    `usual` is the time of a step without rebuilding, by default the time of a `calm` step.
+    """
     chance, kept, rows, spent = random.Random(1), [], [], 0.0
     for step in range(first, first + steps):
         rows.append(pace.rows(step))
@@ -21,9 +24,40 @@ def paces(pace, steps, seconds_of_row, calm=0.1, noise=0.0, first=0):
         pace.stepped(step, seconds)
         spent += seconds
         if (step + 1) % WINDOW == 0:
-            kept.append(WINDOW * calm / spent)
+            kept.append(WINDOW * (usual or calm) / spent)
             spent = 0.0
     return kept, rows
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("asked", [0.0, 0.01, 0.02])
+def test_rows_asked_for_by_steps_are_in_the_share(asked, noise):
+    """The usual pace is of steps before the failure. Their share is kept, not more and not less."""
+    pace, chance = RebuildPace(0.05, 0, RECORD), random.Random(2)
+    for _ in range(50):
+        pace.undisturbed(0.1 * (1 + noise * chance.uniform(-1, 1)))
+    calm = 0.1 * (1 + asked)
+    kept, _ = paces(pace, 200 * WINDOW, 2e-6, calm=calm, noise=noise, usual=0.1)
+    assert statistics.fmean(kept[20:]) == pytest.approx(0.95, abs=0.015 if noise else 0.004)
+
+
+@pytest.mark.parametrize("usual", [0.05, 0.08, 0.095])
+def test_a_rebuild_goes_on_beside_steps_that_stay_slow(usual):
+    """Half of the share is for background rows, however many rows the steps ask for."""
+    pace = RebuildPace(0.05, 0, RECORD)
+    for _ in range(50):
+        pace.undisturbed(usual)
+    kept, rows = paces(pace, 20 * WINDOW, 2e-6, usual=usual)
+    half = 0.5 * 0.05 / 0.95
+    assert kept[-1] == pytest.approx(usual / (0.1 * (1 + half)), rel=0.005)
+    assert statistics.fmean(rows[-WINDOW:]) * 2e-6 == pytest.approx(0.1 * half, rel=0.05)
+
+
+def test_a_machine_faster_than_before_the_failure_gives_no_more_than_the_share():
+    pace = RebuildPace(0.05, 0, RECORD)
+    pace.undisturbed(0.2)
+    kept, _ = paces(pace, 12 * WINDOW, 2e-6)
+    assert kept[-1] == pytest.approx(0.95, rel=0.005)
 
 
 @pytest.mark.parametrize("seconds_of_row", [1e-9, 1e-7, 2e-6, 1e-5])
