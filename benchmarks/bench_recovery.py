@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from ecrm.base.wording import counted
 from ecrm.drill.drill_runs import read_run
 from ecrm.drill.throughput import before_during_after, pace, spans
 from ecrm.kernels.decode import decode
@@ -91,9 +92,11 @@ class Rebuilds:
     servers: tuple[tuple[int, int], ...]
 
 
-REBUILDS = Rebuilds(5, 60_000, 256, 60_000, 40, 900, ((4, 3), (12, 4)))
+REBUILDS = Rebuilds(3, 60_000, 256, 60_000, 40, 900, ((4, 3), (12, 4)))
 """A shard of 4 servers has 137 MB with its parity, of 12 servers 43 MB."""
 SMOKE_REBUILDS = Rebuilds(1, 500, 64, 4_000, 5, 60, ((3, 2),))
+LONGEST_REBUILDS = 840.0
+"""Seconds for all runs of `--rebuild`: a repeat that would end later does not begin."""
 PACES: dict[str, dict[str, Any]] = {
     "5 % of time": {"protection.rebuild_share": 0.05, "protection.rebuild_rows_per_step": 0},
     "4,096 rows a step": {
@@ -264,10 +267,13 @@ def _best(call: Callable[[], object]) -> float:
 def rebuilds(repeats: int | None, csv: Path | None, smoke: bool) -> None:
     """Measure rebuilding in turns, write the CSV, print the table."""
     size = SMOKE_REBUILDS if smoke else REBUILDS
-    rows = []
+    rows, began = list[dict[str, object]](), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         data = measure.prepare(Path(scratch), size.samples, measure.ZIPF)
         for repeat in range(repeats or size.repeats):
+            if repeat and (time.monotonic() - began) * (repeat + 1) / repeat > LONGEST_REBUILDS:
+                print(f"{counted(repeat, 'repeat')}: one more would need too long")
+                break
             for servers, k in size.servers:
                 for name in PACES:
                     folder = Path(scratch) / f"{servers}-{len(rows)}"
@@ -288,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--rebuild", action="store_true", help="rebuilding alone")
-    parser.add_argument("--repeats", type=int, help="default 5")
+    parser.add_argument("--repeats", type=int, help="default 5, with --rebuild 3")
     parser.add_argument(
         "--csv",
         type=Path,
