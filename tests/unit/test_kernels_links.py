@@ -204,6 +204,20 @@ def test_bytes_that_come_twice_count_once(kind: str) -> None:
     assert received(end) == [b"0123456789"]
 
 
+def test_an_acknowledgement_that_is_asked_for_is_said_once(kind: str) -> None:
+    """A short message alone is acknowledged by the next beat; a rank that leaves asks before."""
+    end = accepting(kind)
+    end.acknowledge_all()
+    assert end.gather(100) == b""  # nothing has come
+    assert end.came(0.0, FRAME.pack(1, 1, 3, 0, 0) + b"new")
+    assert end.gather(100) == b""
+    end.acknowledge_all()
+    assert end.gather(100) == FRAME.pack(2, 0, 0, 0, 1)
+    end.wrote(0.0, FRAME.size)
+    end.acknowledge_all()
+    assert end.gather(100) == b""
+
+
 def test_a_peer_that_forgets_what_it_has_acknowledged_is_refused(kind: str) -> None:
     end = accepting(kind)
     end.send(b"mine")
