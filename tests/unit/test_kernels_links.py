@@ -218,6 +218,24 @@ def test_an_acknowledgement_that_is_asked_for_is_said_once(kind: str) -> None:
     assert end.gather(100) == b""
 
 
+def test_a_connection_without_bytes_is_given_up_also_long_after_its_time(kind: str) -> None:
+    end = accepting(kind)
+    silence = Settings().silence
+    assert end.tick(0.99 * silence)
+    assert not end.tick(silence) and not end.tick(1.5 * silence)
+
+
+def test_messages_that_have_to_be_written_again_are_counted(kind: str) -> None:
+    end = accepting(kind)
+    for message in (b"first", b"second", b"third"):
+        end.send(message)
+    end.wrote(0.0, len(end.gather(FRAME.size + 5)))
+    end.wrote(0.0, len(end.gather(FRAME.size + 6)))
+    assert (end.losses, end.resent) == (0, 0)
+    end.broke(0.0)
+    assert (end.losses, end.resent) == (1, 2)
+
+
 def test_a_peer_that_forgets_what_it_has_acknowledged_is_refused(kind: str) -> None:
     end = accepting(kind)
     end.send(b"mine")

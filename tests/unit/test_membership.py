@@ -572,6 +572,36 @@ def test_a_number_does_not_come_back_before_the_lease_of_the_dead_is_over() -> N
         assert (head.epoch, head.live) == (epoch + 1, live)
 
 
+@pytest.mark.parametrize(("keep_alive", "patience"), [(KEEP_ALIVE, 1.0), (30.0, 15.0)])
+def test_a_newcomer_that_says_nothing_is_gone_after_half_of_the_keep_alive_time(
+    keep_alive: float, patience: float
+) -> None:
+    head = joined_head(2, keep_alive)
+    head.died(0.0, [1])
+    head.hear(0.0, {"is": "want", "rank": 0, "epoch": 1, "dead": [1], "admit": 2})
+    enter = {"is": "enter", "rank": 1, "life": "a", "host": "h1", "at": ["10.0.0.2", 1]}
+    enters(head, 100.0, enter)
+    head.tick(100.0 + 0.99 * patience)
+    assert head._ready() == [1]
+    head.tick(100.0 + 1.01 * patience)
+    assert head._ready() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "lives", "told"),
+    [
+        ("wait", True, "lives"),
+        ("wait", False, "wait"),
+        ("taken", False, "taken"),
+        ("bye", False, "bye"),
+    ],
+)
+def test_a_newcomer_knows_the_reason_of_its_wait(kind: str, lives: bool, told: str) -> None:
+    member = Member(1, ["10.0.0.2", 1], life="a", host="h1")
+    member.hear({"is": kind, "epoch": 1, "life": "a", "number": 1, "lives": lives})
+    assert member.told == told
+
+
 def test_words_of_an_earlier_process_of_a_rank_have_no_effect() -> None:
     head = joined_head(2)
     head.died(0.0, [1])
