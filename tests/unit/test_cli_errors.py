@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from support.commands import ECRM, assert_one_line, ecrm
+from support.commands import ECRM, assert_one_line, ecrm, forked_ecrm
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ print({'torch', 'numpy', 'mpi4py', 'pyarrow'} & set(sys.modules))
 
 
 def test_config_prints_the_reference_and_the_effective_values():
-    assert "# Floats per embedding row." in ecrm("config").stdout
-    done = ecrm("config", "quickstart", "--set", "train.seed=99")
+    assert "# Floats per embedding row." in forked_ecrm("config").stdout
+    done = forked_ecrm("config", "quickstart", "--set", "train.seed=99")
     assert done.returncode == 0 and "seed = 99" in done.stdout and "[testing]" in done.stdout
 
 
@@ -48,23 +48,23 @@ def test_output_onto_a_full_disk_is_one_line(tmp_path):
 @pytest.mark.parametrize("command", ["train", "launch", "config"])
 def test_a_wrong_config_is_one_line_and_exit_code_2(command):
     assert_one_line(
-        ecrm(command, "quickstart", "--set", "train.sead=1"), "did you mean train.seed?"
+        forked_ecrm(command, "quickstart", "--set", "train.sead=1"), "did you mean train.seed?"
     )
-    assert_one_line(ecrm(command, "absent.toml"), "no config file 'absent.toml'")
+    assert_one_line(forked_ecrm(command, "absent.toml"), "no config file 'absent.toml'")
 
 
 def test_missing_data_is_told_before_anything_starts(tmp_path):
-    done = ecrm("launch", "quickstart", "--set", "data.path=absent", cwd=tmp_path)
+    done = forked_ecrm("launch", "quickstart", "--set", "data.path=absent", cwd=tmp_path)
     assert_one_line(
         done,
         "absent: there is no such directory; `ecrm prepare criteo FILE --output absent` makes one, "
         "or `ecrm prepare table FILES --schema schema.toml --output absent`",
     )
     (tmp_path / "empty").mkdir()
-    done = ecrm("launch", "quickstart", "--set", "data.path=empty", cwd=tmp_path)
+    done = forked_ecrm("launch", "quickstart", "--set", "data.path=empty", cwd=tmp_path)
     assert_one_line(done, "no manifest.json")
     (tmp_path / "empty" / "manifest.json").write_text("{")
-    done = ecrm("launch", "quickstart", "--set", "data.path=empty", cwd=tmp_path)
+    done = forked_ecrm("launch", "quickstart", "--set", "data.path=empty", cwd=tmp_path)
     assert_one_line(done, "not valid JSON", code=4)
     assert [entry.name for entry in tmp_path.iterdir()] == ["empty"]
 
@@ -82,11 +82,11 @@ def test_damaged_data_is_told_before_anything_starts(damaged, tmp_path, command)
     words = [*command, "tiny", "--set", f"data.path={damaged}"]
     os.truncate(damaged / "dense.bin", 100)
     assert_one_line(
-        ecrm(*words, cwd=tmp_path), "dense.bin: expected 624000 bytes, found 100", code=4
+        forked_ecrm(*words, cwd=tmp_path), "dense.bin: expected 624000 bytes, found 100", code=4
     )
     (damaged / "sparse.bin").unlink()
     (damaged / "dense.bin").write_bytes(bytes(624000))
-    assert_one_line(ecrm(*words, cwd=tmp_path), "sparse.bin: missing, expected", code=4)
+    assert_one_line(forked_ecrm(*words, cwd=tmp_path), "sparse.bin: missing, expected", code=4)
     assert [entry.name for entry in tmp_path.iterdir()] == ["damaged"]
 
 
@@ -137,13 +137,15 @@ print(code, {'torch', 'mpi4py'} & set(sys.modules))
 )
 def test_what_cannot_run_is_told_before_anything_starts(dataset, tmp_path, words, said):
     for dry in ([], ["--dry-run"]):
-        assert_one_line(ecrm("launch", *dry, "tiny", "--set", dataset, *words, cwd=tmp_path), said)
+        assert_one_line(
+            forked_ecrm("launch", *dry, "tiny", "--set", dataset, *words, cwd=tmp_path), said
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_least_number_of_epochs_named_is_enough(dataset):
     assert (
-        ecrm(
+        forked_ecrm(
             "launch", "--dry-run", "tiny", "--set", dataset, "--set", "train.epochs=0.006"
         ).returncode
         == 0
@@ -151,7 +153,9 @@ def test_the_least_number_of_epochs_named_is_enough(dataset):
 
 
 def test_several_problems_are_one_error_with_a_line_each():
-    done = ecrm("launch", "quickstart", "--set", "train.sead=1", "--set", "cluster.spares=-1")
+    done = forked_ecrm(
+        "launch", "quickstart", "--set", "train.sead=1", "--set", "cluster.spares=-1"
+    )
     first, *others = done.stderr.splitlines()
     assert first == "ecrm: error: quickstart.toml: 2 problems" and len(others) == 2
     assert all(line.startswith("  ") and "error" not in line for line in others)
@@ -170,7 +174,9 @@ def test_several_problems_are_one_error_with_a_line_each():
     ],
 )
 def test_a_kill_that_cannot_happen_is_refused(dataset, kill, said):
-    assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--kill", kill, "--dry-run"), said)
+    assert_one_line(
+        forked_ecrm("launch", "tiny", "--set", dataset, "--kill", kill, "--dry-run"), said
+    )
 
 
 @pytest.mark.parametrize("command", ["train", "launch"])
@@ -180,17 +186,19 @@ def test_scrubbing_is_an_option_that_names_its_key_when_wrong(command):
         ("-1", "must be at least 0"),
         ("1.5", "must be a whole number"),
     ):
-        done = ecrm(command, "quickstart", f"--scrub-rows-per-step={value}")
+        done = forked_ecrm(command, "quickstart", f"--scrub-rows-per-step={value}")
         assert_one_line(done, "protection.scrub_rows_per_step")
         assert said in done.stderr
-    done = ecrm(
+    done = forked_ecrm(
         command, "quickstart", "--set", "protection.name=none", "--scrub-rows-per-step", "100"
     )
     assert_one_line(done, "protection.name is none, which keeps no parity to compare with")
 
 
 def test_launch_hands_scrubbing_on(dataset):
-    done = ecrm("launch", "tiny", "--set", dataset, "--scrub-rows-per-step", "100", "--dry-run")
+    done = forked_ecrm(
+        "launch", "tiny", "--set", dataset, "--scrub-rows-per-step", "100", "--dry-run"
+    )
     assert done.returncode == 0, done.stderr
     assert "--set protection.scrub_rows_per_step=100" in done.stdout
 
@@ -201,33 +209,36 @@ def test_a_run_folder_that_holds_anything_is_refused_and_left_alone(dataset, tmp
     (folder / "notes.txt").write_text("mine")
     for command in (["launch"], ["launch", "--dry-run"]):
         assert_one_line(
-            ecrm(*command, "tiny", "--set", dataset, "--run-dir", str(folder)), "not empty"
+            forked_ecrm(*command, "tiny", "--set", dataset, "--run-dir", str(folder)), "not empty"
         )
     (folder / "summary.json").write_text("{}")
     assert_one_line(
-        ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder)), "holds a finished run"
+        forked_ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder)),
+        "holds a finished run",
     )
     assert_one_line(
-        ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder / "notes.txt")),
+        forked_ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder / "notes.txt")),
         "not a folder",
     )
     assert sorted(entry.name for entry in folder.iterdir()) == ["notes.txt", "summary.json"]
     assert_one_line(
-        ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(tmp_path / ("x" * 300))),
+        forked_ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(tmp_path / ("x" * 300))),
         "File name too long; name a folder",
     )
 
 
 def test_a_wrong_command_line_is_exit_code_2_without_a_traceback():
     for words in ([], ["fly"], ["train"], ["launch", "tiny", "--sett", "a"]):
-        done = ecrm(*words)
+        done = forked_ecrm(*words)
         assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
 def test_the_root_folder_as_an_output_is_refused(tmp_path):
     made = tmp_path / "rows.txt"
     assert (
-        ecrm("generate", "criteo", "--rows", "10", "--seed", "1", "--output", str(made)).returncode
+        forked_ecrm(
+            "generate", "criteo", "--rows", "10", "--seed", "1", "--output", str(made)
+        ).returncode
         == 0
     )
     for words in (
@@ -235,7 +246,7 @@ def test_the_root_folder_as_an_output_is_refused(tmp_path):
         ["prepare", "criteo", str(made)],
     ):
         assert_one_line(
-            ecrm(*words, "--output", "/"),
+            forked_ecrm(*words, "--output", "/"),
             "/: cannot be written: it is the root folder; name one in it",
         )
 

@@ -20,7 +20,7 @@ from ecrm.data.columns.prepare import prepare_table
 from ecrm.data.columns.schema import KINDS, load_schema, parse_schema
 from support.columns import SMALL, schema_of
 from support.commands import assert_one_line
-from support.commands import ecrm as command
+from support.commands import forked_ecrm as command
 from support.paths import ROOT
 
 REST = 'y = { kind = "label" }\nid = { kind = "categorical", rows = 9 }\n'

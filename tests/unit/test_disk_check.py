@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +15,7 @@ from ecrm.config import make_config
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.run.disk_check import free_on_disk, judge_disk, most_at_once
+from support.commands import forked
 
 SPACES = row_spaces([Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))])
 DENSE = SimpleNamespace(entries=[("weight", torch.zeros(1000)), ("step", 3)])
@@ -110,12 +109,8 @@ def test_a_run_on_a_full_disk_is_told_at_its_start(tmp_path, criteo_rows, free, 
         "train.steps=2",
     )
     words = ["train", "tiny", "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, free, *words, *(w for one in sets for w in ("--set", one))],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words += [word for one in sets for word in ("--set", one)]
+    done = forked(["-c", PROGRAM, free, *words], timeout=120)
     assert done.returncode == code, done.stdout + done.stderr
     if code:
         assert "the model could not be kept" in done.stderr and "Traceback" not in done.stderr

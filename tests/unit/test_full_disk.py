@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from ecrm.checkpoint.row_file import SummedFile, write_rows
 from ecrm.cli.commands import main
 from ecrm.drill import drill_runs as drill_run
 from ecrm.model.nested_state import packed
+from support.commands import forked
 
 ROWS, DIM = 3000, 16
 IDENTITY = {
@@ -74,9 +74,7 @@ def export_with_room_for(
         f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
         f"from ecrm.cli.commands import main; sys.exit(main({words!r}))"
     )
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
-    )
+    return forked(["-c", program], timeout=120)
 
 
 def test_both_formats_hold_the_same(tmp_path, made):

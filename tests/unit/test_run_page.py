@@ -15,7 +15,7 @@ from ecrm.drill.charts import curves
 from ecrm.drill.roles import stays
 from ecrm.drill.run_page import of_lives, report, without_pauses
 from ecrm.drill.svg import Chart, Line, Mark, drawn, standalone, ticks
-from support.commands import assert_one_line, ecrm
+from support.commands import assert_one_line, forked_ecrm
 from support.pages import charts, measured
 
 T = 1_000_000.0
@@ -117,7 +117,7 @@ def folder(tmp_path):
 
 
 def test_the_page_has_every_part_and_needs_nothing_else(folder):
-    done = ecrm("report", str(folder))
+    done = forked_ecrm("report", str(folder))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"report in {folder / 'report.html'}\n"
     html = (folder / "report.html").read_text()
@@ -128,18 +128,18 @@ def test_the_page_has_every_part_and_needs_nothing_else(folder):
     assert not re.search(r"://|@import|url\(|<script|src=", html)
     assert len(charts(html)) == 4, "loss, AUC, throughput, roles"
     elsewhere = folder / "own.html"
-    assert ecrm("report", str(folder), "--output", str(elsewhere)).returncode == 0
+    assert forked_ecrm("report", str(folder), "--output", str(elsewhere)).returncode == 0
     assert "<svg" in elsewhere.read_text()
 
 
 def test_a_folder_without_a_run_or_without_an_event_is_refused(tmp_path):
-    assert_one_line(ecrm("report", str(tmp_path)), "holds no run")
+    assert_one_line(forked_ecrm("report", str(tmp_path)), "holds no run")
     (tmp_path / "failure.json").write_text('{"message": "no", "exit_code": 3}')
-    assert_one_line(ecrm("report", str(tmp_path)), "holds no event yet", code=4)
+    assert_one_line(forked_ecrm("report", str(tmp_path)), "holds no event yet", code=4)
 
 
 def test_labels_lie_in_the_picture_and_strokes_keep_their_width(folder):
-    ecrm("report", str(folder))
+    forked_ecrm("report", str(folder))
     for chart in charts((folder / "report.html").read_text()):
         shares = [float(text.get("x").rstrip("%")) for text in chart.findall("text")]
         assert shares and all(0 <= share <= 100 for share in shares)
@@ -154,7 +154,7 @@ def test_labels_lie_in_the_picture_and_strokes_keep_their_width(folder):
 
 @pytest.mark.parametrize("width", [380, 1280])
 def test_a_browser_shows_letters_to_read_without_overlap(folder, width):
-    ecrm("report", str(folder))
+    forked_ecrm("report", str(folder))
     said = measured(folder / "report.html", width)
     content, window = said["page"]
     assert content <= window, "nothing to scroll sideways"
@@ -169,7 +169,7 @@ def test_a_browser_shows_letters_to_read_without_overlap(folder, width):
 
 
 def test_the_dark_page_is_dark(folder):
-    ecrm("report", str(folder))
+    forked_ecrm("report", str(folder))
     assert measured(folder / "report.html", 380)["paper"] == "rgb(255, 255, 255)"
     assert measured(folder / "report.html", 380, dark=True)["paper"] == "rgb(22, 27, 34)"
 

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from ecrm.launch.run_state import as_text, run_state
-from support.commands import assert_one_line, ecrm
+from support.commands import assert_one_line, forked_ecrm
 
 HOLDER = """
 import sys, time
@@ -135,17 +135,17 @@ def test_a_run_starts_trains_and_finishes(folder):
 )
 def test_an_ended_run_says_so_and_gives_its_exit_code(folder, files, code, said):
     path = folder(START, progress(40), ranks=[rank(0, shards=[0])], **files)
-    done = ecrm("status", str(path))
+    done = forked_ecrm("status", str(path))
     assert (done.returncode, done.stderr) == (code, "")
     assert said in done.stdout and "ended" in done.stdout
     assert "can survive" not in done.stdout
-    told = json.loads(ecrm("status", str(path), "--json").stdout)
+    told = json.loads(forked_ecrm("status", str(path), "--json").stdout)
     assert told["exit_code"] == code and told["ranks"][0]["state"] == "ended"
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    assert_one_line(ecrm("status", str(tmp_path)), "holds no run; name the folder given as")
-    assert_one_line(ecrm("status", str(tmp_path / "absent")), "holds no run")
+    assert_one_line(forked_ecrm("status", str(tmp_path)), "holds no run; name the folder given as")
+    assert_one_line(forked_ecrm("status", str(tmp_path / "absent")), "holds no run")
 
 
 def test_a_second_session_is_the_one_told(folder):

@@ -15,7 +15,7 @@ from ecrm.run.run_script import ScriptFailure, _execute, _fail
 from ecrm.run.slot_faults import Place
 from ecrm.run.this_rank import this_rank
 from ecrm.run.user_code import UserCode
-from support.commands import assert_one_line, ecrm
+from support.commands import assert_one_line, forked_ecrm
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def script(tmp_path):
 
 
 def launch(script: Path, *words: str):
-    return ecrm("launch", script.name, "--dry-run", *words, cwd=script.parent)
+    return forked_ecrm("launch", script.name, "--dry-run", *words, cwd=script.parent)
 
 
 def test_short_options_the_config_and_the_scripts_own_words_reach_the_ranks(script):
@@ -52,7 +52,7 @@ def test_short_options_the_config_and_the_scripts_own_words_reach_the_ranks(scri
 
 def test_short_options_are_for_configs_too(criteo_rows, tmp_path):
     data = ("--set", f"data.path={criteo_rows}")
-    done = ecrm("launch", "tiny", "--dry-run", *data, "--spares", "3", cwd=tmp_path)
+    done = forked_ecrm("launch", "tiny", "--dry-run", *data, "--spares", "3", cwd=tmp_path)
     assert done.returncode == 0
     assert "-n 8 " in done.stdout  # 3 servers, 2 trainers
 
@@ -76,7 +76,7 @@ def test_what_cannot_run_is_told_before_anything_starts(script, words, said):
 
 
 def test_a_script_that_is_not_there(tmp_path):
-    assert_one_line(ecrm("launch", "nowhere.py", cwd=tmp_path), "no script 'nowhere.py'")
+    assert_one_line(forked_ecrm("launch", "nowhere.py", cwd=tmp_path), "no script 'nowhere.py'")
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_a_script_that_is_not_there(tmp_path):
     ],
 )
 def test_words_for_scripts_are_refused_with_a_config(words, said):
-    assert_one_line(ecrm("launch", "tiny", *words), said)
+    assert_one_line(forked_ecrm("launch", "tiny", *words), said)
 
 
 def test_one_rank_without_mpirun_says_what_to_type(script):
-    done = ecrm("train", "train.py", "-k", "2", "--", "--lr", "1", cwd=script.parent)
+    done = forked_ecrm("train", "train.py", "-k", "2", "--", "--lr", "1", cwd=script.parent)
     assert_one_line(done, "type ecrm launch train.py --set protection.k=2 -- --lr 1, or mpirun")
 
 
