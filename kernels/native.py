@@ -73,6 +73,10 @@ _SIGNATURES = {
     "ecrm_bag_sum": (None, [_POINTER]),
     "ecrm_lengths_fit": (ctypes.c_int, [_POINTER, _INT, _INT]),
     "ecrm_copy_pieces": (None, [_POINTER, _POINTER, _INT]),
+    "ecrm_order_parts": (
+        _INT,
+        [_POINTER, _INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER],
+    ),
     "ecrm_message_ends": (_INT, [_POINTER, _POINTER, _INT, _POINTER]),
     "ecrm_write_messages": (None, [_POINTER, _POINTER, _POINTER, _INT]),
     "ecrm_count_parts": (_INT, [_POINTER, _POINTER, _INT]),

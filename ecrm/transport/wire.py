@@ -27,8 +27,15 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from ecrm.kernels.messages import write_messages
-from ecrm.kernels.messages.codes import APART, HEAD, PART_NUMBERS, PICKED, SHARED
+from ecrm.kernels.messages import order_parts, write_messages
+from ecrm.kernels.messages.codes import (
+    APART,
+    GROUP_NUMBERS,
+    HEAD,
+    PART_NUMBERS,
+    PICKED,
+    SHARED,
+)
 from ecrm.transport.message import Part, Picked, Received
 from ecrm.transport.outbox import Spread
 
@@ -239,14 +246,9 @@ def pack_all(
     numbers = np.array(words, np.int64)
     rows = np.array(table, np.int64).reshape(-1, PART_NUMBERS)
     rows[:, 2] = numbers.ctypes.data + WORD_BYTES * rows[:, 2]
-    if spreads:
-        kept = [_rows_of(addressed, sound) for addressed in spreads]
-        of = [addressed.messages.repeat(2) for addressed in spreads]
-        messages = np.concatenate([*of, np.arange(len(lists)).repeat(counts)])
-        order = np.argsort(messages, kind="stable")[np.count_nonzero(messages < 0) :]
-        rows = np.concatenate([*(found for found, _ in kept), rows])[order]
-        counts = np.bincount(messages[order], minlength=len(lists))
-    starts = np.concatenate([[0], counts.cumsum()])
+    kept = [_groups_of(addressed, sound) for addressed in spreads]
+    groups = np.array([run for run, _ in kept], np.int64).reshape(-1, GROUP_NUMBERS)
+    rows, starts = order_parts(groups, rows, counts)
     buffer, ends = write_messages(rows, starts, memory)
     last = ends.tolist()
     return [buffer[begin:end] for begin, end in zip([0, *last], last)]
@@ -291,43 +293,33 @@ def _describe(
             table.append((code, elements, at, 0, tensor.data_ptr(), 1, tensor.nbytes, 0, 1))
 
 
-def _rows_of(addressed: Addressed, sound: set[int]) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """The parts of all groups of a spread, as in `write_messages`, and memory to keep for these.
+def _groups_of(
+    addressed: Addressed, sound: set[int]
+) -> tuple[tuple[int, ...], tuple[np.ndarray, ...]]:
+    """The groups of a spread, as for `order_parts`, and memory to keep for these.
 
     Raises like `check`.
     """
-    spread, shared = addressed.spread, addressed.shared
-    counts, heads = spread.counts, np.ascontiguousarray(spread.heads, np.int64)
+    spread = addressed.spread
     check([spread.payload], sound)
+    messages, heads, counts = (
+        np.ascontiguousarray(numbers, np.int64)
+        for numbers in (addressed.messages, spread.heads, spread.counts)
+    )
+    of_groups = len(counts), messages.ctypes.data, heads.ctypes.data, heads.shape[1]
     payload = spread.payload
-    source = payload.source if isinstance(payload, Picked) else payload
-    rows = payload.rows if isinstance(payload, Picked) else payload
-    ahead = counts.cumsum() - counts  # elements or picked rows of the groups before
-    table = np.zeros((len(counts), 2, PART_NUMBERS), np.int64)
-    head, tensor = table[:, 0], table[:, 1]
-    words = heads.shape[1]
-    head[:, 0], head[:, 1], head[:, 3] = HEAD, words, words
-    head[:, 2] = heads.ctypes.data + WORD_BYTES * words * np.arange(len(counts))
-    tensor[:, 0] = CODE_OF_DTYPE[source.dtype]
-    here = rows.data_ptr() + rows.element_size() * ahead
     if not isinstance(payload, Picked):
-        tensor[:, 1] = tensor[:, 8] = tensor[:, 5] = counts
-        tensor[:, 4], tensor[:, 6] = here, source.element_size()
-        return table.reshape(-1, PART_NUMBERS), (heads,)
-    width = payload.row_bytes()
-    tensor[:, 1] = counts * (width // source.element_size())
-    tensor[:, 4], tensor[:, 5], tensor[:, 6] = source.data_ptr(), source.shape[0], width
-    tensor[:, 7], tensor[:, 8] = here, counts
-    places = np.empty((int(shared.sum()), WORDS_OF_PICKED), np.int64)
-    if addressed.offset is not None:
-        places[:, 0], places[:, 1] = addressed.offset, width // source.element_size()
-        places[:, 2] = counts[shared]
-        of_words = places.ctypes.data + WORD_BYTES * WORDS_OF_PICKED * np.arange(len(places))
-        tensor[shared, 0] += PICKED
-        tensor[shared, 1], tensor[shared, 3] = source.numel(), WORDS_OF_PICKED
-        tensor[shared, 2], tensor[shared, 4], tensor[shared, 7] = of_words, here[shared], 0
-        tensor[shared, 5], tensor[shared, 6] = counts[shared], WORD_BYTES
-    return table.reshape(-1, PART_NUMBERS), (heads, places)
+        memory = payload.data_ptr(), payload.numel(), payload.element_size(), 0, 0, 0, 0, 0
+        code = CODE_OF_DTYPE[payload.dtype]
+        return (*of_groups, counts.ctypes.data, code, 1, *memory), (messages, heads, counts)
+    source, width = payload.source, payload.row_bytes()
+    shared, places, here = addressed.shared, np.empty(0, np.int64), (0, 0, 0, 0)
+    if addressed.offset is not None and shared.any():
+        places = np.empty((len(counts), WORDS_OF_PICKED), np.int64)
+        here = shared.ctypes.data, addressed.offset, source.numel(), places.ctypes.data
+    row = CODE_OF_DTYPE[source.dtype], width // source.element_size()
+    memory = source.data_ptr(), source.shape[0], width, payload.rows.data_ptr(), *here
+    return (*of_groups, counts.ctypes.data, *row, *memory), (messages, heads, counts, places)
 
 
 def pack(

@@ -8,11 +8,56 @@ import numpy as np
 import torch
 
 from ecrm.kernels import dispatch, native
-from ecrm.kernels.messages.codes import CAME_NUMBERS, CODES, PART_NUMBERS
+from ecrm.kernels.messages.codes import (
+    CAME_NUMBERS,
+    CODES,
+    GROUP_NUMBERS,
+    PART_NUMBERS,
+)
 
-__all__ = ["read_messages", "write_messages"]
+__all__ = ["order_parts", "read_messages", "write_messages"]
 
 _CPU = torch.device("cpu")
+
+
+def order_parts(
+    groups: np.ndarray, parts: np.ndarray, counts: np.ndarray, backend: str = "auto"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Put the parts of many messages in order, for `write_messages`.
+
+    A group is a head and a tensor: elements of an array, or rows picked from a matrix. A message
+    has its groups first, in the given order, and then its single parts. Not checked: addresses, and
+    that messages exist.
+
+    Legend: S runs of groups, G groups of a run, M messages, P single parts.
+
+    Args:
+        groups: int64 [S, 15], contiguous. Of each run: G; the address of the message of each group,
+            int64 [G], below 0 for no message; the address of the heads, int64 [G, H], and H; the
+            address of the elements or picked rows of each group, int64 [G]; the code; the elements
+            of a row, 1 for an array; the address of the source, its rows, and the bytes of a row;
+            the address of the picked rows of all groups, or 0 for an array; the address of a byte
+            for each group, whether the receiver reads the source, or 0 for no group; the offset of
+            the source in the memory of this rank; the elements of the source; the address of memory
+            for words of groups that the receiver reads, int64 [G, 3].
+        parts: int64 [P, 9], contiguous, as for `write_messages`, message by message.
+        counts: The single parts of each message, int64 [M].
+
+    Returns the parts, int64 [all parts, 9], and `starts`, int64 [M + 1], for `write_messages`.
+    """
+    _check("groups", groups, GROUP_NUMBERS)
+    _check("parts", parts, PART_NUMBERS)
+    if counts.dtype != np.int64 or counts.ndim != 1 or counts.sum() != len(parts):
+        raise ValueError(f"counts {counts.dtype} {counts.shape} are not of {len(parts)} parts")
+    if dispatch.choose("order_parts", backend, _CPU, has_triton=False) == "reference":
+        from ecrm.kernels.messages import reference
+
+        return reference.order(groups, parts, counts)
+    starts, order = np.empty(len(counts) + 1, np.int64), native.library().ecrm_order_parts
+    given = (groups.ctypes.data, len(groups), parts.ctypes.data, counts.ctypes.data, len(counts))
+    table = np.empty((order(*given, starts.ctypes.data, None), PART_NUMBERS), np.int64)
+    order(*given, starts.ctypes.data, table.ctypes.data)
+    return table, starts
 
 
 def write_messages(
@@ -112,5 +157,5 @@ def _check(name: str, table: np.ndarray, columns: int) -> None:
     if table.dtype != np.int64 or table.shape[1:] != (columns,) or not table.flags.c_contiguous:
         raise ValueError(
             f"{name} are {table.dtype} {list(table.shape)}, "
-            f"needed: int64 [P, {columns}], contiguous"
+            f"needed: int64 [any, {columns}], contiguous"
         )

@@ -13,6 +13,8 @@ PICKED = 1 << 18
 
 PART_NUMBERS = 9
 """Numbers of a part to write: see `Part` of cpu.cpp."""
+GROUP_NUMBERS = 15
+"""Numbers of a run of groups to write: see `Groups` of cpu.cpp."""
 CAME_NUMBERS = 8
 """Numbers of a part read: see `Came` of cpu.cpp."""
 CODES = 32

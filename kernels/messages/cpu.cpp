@@ -1,5 +1,7 @@
 // Messages of many parts written into one buffer, and read; see README.md.
+#include <algorithm>
 #include <climits>
+#include <vector>
 
 #include "native.h"
 
@@ -27,6 +29,42 @@ struct Came {
   int64_t words[4];
   const uint8_t* payload;
 };
+
+// Groups of a head and a tensor, each for a message, as in __init__.py.
+struct Groups {
+  int64_t count;
+  const int64_t* messages;
+  const int64_t* heads;
+  int64_t words;
+  const int64_t* counts;
+  int64_t code, elements;
+  const uint8_t* source;
+  int64_t height, width;
+  const int64_t* picked;
+  const uint8_t* shared;
+  int64_t offset, source_elements;
+  int64_t* places;
+};
+
+constexpr int64_t kWordsOfPicked = 3;
+
+// The tensor of a group with `count` elements or picked rows, after `ahead` of the groups before.
+static Part tensor_of(const Groups& groups, int64_t group, int64_t count, int64_t ahead) {
+  const int64_t code = groups.code, elements = count * groups.elements, width = groups.width;
+  if (groups.picked == nullptr)
+    return {code, elements, nullptr, 0, groups.source + width * ahead, count, width, nullptr,
+            count};
+  const int64_t* const picked = groups.picked + ahead;
+  if (groups.shared == nullptr || !groups.shared[group])
+    return {code, elements, nullptr, 0, groups.source, groups.height, width, picked, count};
+  int64_t* const words = groups.places + kWordsOfPicked * group;
+  words[0] = groups.offset;
+  words[1] = groups.elements;
+  words[2] = count;
+  const uint8_t* const rows = reinterpret_cast<const uint8_t*>(picked);
+  return {code + kPicked, groups.source_elements, words, kWordsOfPicked, rows, count, 8, nullptr,
+          count};
+}
 
 static int64_t in_words(int64_t bytes) { return (bytes + 7) / 8; }
 
@@ -83,6 +121,46 @@ static int64_t read(const int64_t* words, int64_t n, int64_t message, const int6
 
 #define ECRM_LOOPS "messages/loops.h"
 #include "each_set.h"
+
+// Writes the parts of all groups to `out`, message by message, then the counts[i] parts of message i
+// from `parts`. Message i has the parts starts[i]..starts[i+1]-1 of `out`. Returns the number of all
+// parts; `out` may be null: then only `starts` is written.
+ECRM_ENTRY int64_t ecrm_order_parts(const ecrm::Groups* groups, int64_t runs,
+                                    const ecrm::Part* parts, const int64_t* counts,
+                                    int64_t messages, int64_t* starts, ecrm::Part* out) {
+  using namespace ecrm;
+  if (out == nullptr) {
+    starts[0] = 0;
+    std::copy(counts, counts + messages, starts + 1);
+    for (int64_t run = 0; run < runs; ++run)
+      for (int64_t group = 0; group < groups[run].count; ++group)
+        if (groups[run].messages[group] >= 0) starts[groups[run].messages[group] + 1] += 2;
+    for (int64_t i = 0; i < messages; ++i) starts[i + 1] += starts[i];
+    return starts[messages];
+  }
+  std::vector<int64_t> next(starts, starts + messages);
+  for (int64_t run = 0; run < runs; ++run) {
+    const Groups& of_run = groups[run];
+    int64_t ahead = 0;
+    for (int64_t group = 0; group < of_run.count; ++group) {
+      const int64_t message = of_run.messages[group], count = of_run.counts[group];
+      if (message >= 0) {
+        Part* const pair = out + next[message];
+        next[message] += 2;
+        pair[0] = {kHead,   of_run.words, of_run.heads + of_run.words * group, of_run.words,
+                   nullptr, 0,            0,
+                   nullptr, 0};
+        pair[1] = tensor_of(of_run, group, count, ahead);
+      }
+      ahead += count;
+    }
+  }
+  for (int64_t i = 0; i < messages; ++i) {
+    std::copy(parts, parts + counts[i], out + next[i]);
+    parts += counts[i];
+  }
+  return starts[messages];
+}
 
 // Message i has the parts starts[i]..starts[i+1]-1. Writes to `ends` the byte after each message,
 // in a buffer with one message after the other. Returns -1, or the first part with picked rows

@@ -7,7 +7,47 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ecrm.kernels.messages.codes import APART, CAME_NUMBERS, HEAD, PICKED, SHARED
+from ecrm.kernels.messages.codes import (
+    APART,
+    CAME_NUMBERS,
+    HEAD,
+    PART_NUMBERS,
+    PICKED,
+    SHARED,
+)
+
+
+def order(
+    groups: np.ndarray, parts: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """As in the package."""
+    found: list[list[tuple[int, ...]]] = [[] for _ in counts]
+    for run in groups.tolist():
+        number, messages, heads, words, elements, code, of_row, *source = run
+        memory, height, width, picked, shared, offset, source_elements, places = source
+        ahead = 0
+        for group, (message, count) in enumerate(
+            zip(_words(messages, number), _words(elements, number), strict=True)
+        ):
+            head = HEAD, words, heads + 8 * words * group, words, 0, 0, 0, 0, 0
+            here, length = picked + 8 * ahead, count * of_row
+            if not picked:
+                tensor = code, length, 0, 0, memory + width * ahead, count, width, 0, count
+            elif not shared or not ctypes.string_at(shared + group, 1)[0]:
+                tensor = code, length, 0, 0, memory, height, width, here, count
+            else:
+                place = places + 24 * group
+                ctypes.memmove(place, np.array([offset, of_row, count]).tobytes(), 24)
+                tensor = code + PICKED, source_elements, place, 3, here, count, 8, 0, count
+            if message >= 0:
+                found[message] += (head, tensor)
+            ahead += count
+    ends = counts.cumsum()
+    for message, (end, count) in enumerate(zip(ends.tolist(), counts.tolist())):
+        found[message] += map(tuple, parts[end - count : end].tolist())
+    lengths = [len(of_message) for of_message in found]
+    table = np.array([part for of_message in found for part in of_message], np.int64)
+    return table.reshape(-1, PART_NUMBERS), np.concatenate([[0], np.cumsum(lengths, dtype=int)])
 
 
 def write(out: np.ndarray, parts: np.ndarray, starts: np.ndarray) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ecrm.kernels.messages import read_messages, write_messages
+from ecrm.kernels.messages import order_parts, read_messages, write_messages
 from ecrm.kernels.messages.codes import CAME_NUMBERS, HEAD, PICKED, SHARED
 
 SIZES = (1, 2, 4, 8, 16)
@@ -105,3 +105,55 @@ def test_wrong_arguments_are_refused_before_memory_is_asked_for(backend):
         write_messages(np.array([part]), np.array([0, 2]), lambda size: 1 / 0, backend)
     with pytest.raises(ValueError, match="message 1 has 9 bytes, no multiple of 8"):
         read_messages(np.array([8, 8]), np.array([0, 9]), SIZES, backend)
+
+
+def _ordered(seed: int, backend: str) -> tuple[list[list[int]], list[int], list[int]]:
+    """Two runs of groups, of an array and of picked rows, some without a message, and parts."""
+    random = np.random.default_rng(seed)
+    number, messages = 12, 5
+    array, source = random.random(200, np.float32), random.random((30, 4), np.float32)
+    picked, places = random.integers(0, 30, 200), np.full((number, 3), -7)
+    single = np.arange(4 * 9).reshape(4, 9)
+    runs, kept = [], []
+    for rows in (0, _address(picked)):
+        of = random.integers(-1, messages, number)
+        heads = random.integers(-5, 5, (number, 3))
+        counts, reads = (
+            random.integers(0, 9, number),
+            random.integers(0, 2, number).astype(np.uint8),
+        )
+        kept += [of, heads, counts, reads]
+        row = (4, _address(source), 30, 16) if rows else (1, _address(array), 200, 4)
+        shared = (
+            (_address(reads), 640, 120, _address(places)) if rows and seed % 2 else (0, 0, 0, 0)
+        )
+        addresses = number, _address(of), _address(heads), 3, _address(counts)
+        runs.append((*addresses, 7, *row, rows, *shared))
+    table, starts = order_parts(np.array(runs), single, np.array([0, 1, 0, 3, 0]), backend)
+    buffers = array, source, picked, places, *kept
+
+    def named(number: int) -> int:
+        """An address in a buffer, without the place of the buffer."""
+        for place, buffer in enumerate(buffers):
+            if _address(buffer) <= number < _address(buffer) + max(buffer.nbytes, 1):
+                return 10**6 * (place + 1) + number - _address(buffer)
+        return number
+
+    found = [[named(number) for number in part] for part in table.tolist()]
+    return found, starts.tolist(), places.flatten().tolist()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_are_put_in_the_order_of_messages_as_the_definition_says(backend, seed):
+    found, starts, places = _ordered(seed, backend)
+    assert (found, starts, places) == _ordered(seed, "reference")
+    assert len(found) == starts[-1] > 4 and found[starts[2] - 1] == list(range(9))
+    assert (max(places) > 0) == (seed % 2 == 1)
+
+
+def test_counts_of_single_parts_are_checked(backend):
+    none = np.empty((0, 15), np.int64)
+    with pytest.raises(ValueError, match="counts int64 .2,. are not of 1 parts"):
+        order_parts(none, np.zeros((1, 9), np.int64), np.array([1, 1]), backend)
+    with pytest.raises(ValueError, match="groups are int64 .1, 2., needed: int64 .any, 15."):
+        order_parts(np.zeros((1, 2), np.int64), none, np.array([0]), backend)
