@@ -54,6 +54,13 @@ def row_numbers(name: str, rows: torch.Tensor, limit: int) -> None:
         raise ValueError(f"{name}[{at}] is {int(rows[at])}, outside 0..{limit - 1}")
 
 
+def rounds(dtype: torch.dtype) -> bool:
+    """Whether results are rounded to `dtype`, bfloat16; float32 needs no rounding."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise TypeError(f"rounded to {dtype}, needed: torch.float32 or torch.bfloat16")
+    return dtype == torch.bfloat16
+
+
 def one_device(tensors: dict[str, torch.Tensor]) -> torch.device:
     """The device of all tensors. Raises ValueError for tensors on several devices."""
     devices = {tensor.device for tensor in tensors.values()}

@@ -48,6 +48,7 @@ class _Bags(ctypes.Structure):
         ("features", ctypes.c_int64),
         ("dimension", ctypes.c_int64),
         ("mean", ctypes.c_int64),
+        ("bfloat16", ctypes.c_int64),
     ]
 
 
@@ -58,6 +59,7 @@ def bag_sum(
     features: int = 1,
     mean: bool = False,
     weights: torch.Tensor | None = None,
+    rounded_to: torch.dtype = torch.float32,
     backend: str = "auto",
 ) -> torch.Tensor:
     """Sum the rows of every bag, in the order of the uses, from zero on.
@@ -65,6 +67,9 @@ def bag_sum(
     Bags are ordered by feature, then by sample. The sums of a sample's bags come out side by side.
     An empty bag gives zeros. With `mean` a sum is divided by the number of uses. With `weights`
     each step is `fma(weight, row, sum)`, rounded once.
+
+    With `rounded_to` bfloat16, every row is rounded to bfloat16 first, and every result last. The
+    sums between are float32.
 
     Legend: U rows of D floats, n uses, B bags.
 
@@ -75,6 +80,7 @@ def bag_sum(
         features: A divisor of B.
         mean: Whether to divide.
         weights: float32 [n], contiguous: the factor of every use. Only for sums.
+        rounded_to: torch.float32 or torch.bfloat16.
 
     Returns a new float32 [B / features, features * D].
 
@@ -97,6 +103,7 @@ def bag_sum(
                 f"weights are {weights.dtype} with strides {weights.stride()} on {weights.device}, "
                 "needed: torch.float32, contiguous, cpu"
             )
+    rounds = check.rounds(rounded_to)
     chosen = dispatch.choose("bag_sum", backend, places.device, has_triton=False)
     if not native.library().ecrm_lengths_fit(lengths.data_ptr(), lengths.shape[0], places.shape[0]):
         raise ValueError(f"lengths of {int(lengths.sum())} uses in all, needed: {places.shape[0]}")
@@ -104,7 +111,10 @@ def bag_sum(
         from ecrm.kernels.bag_sum import reference
 
         whole = rows.copy_into(torch.empty(rows.rows, rows.dimension))
-        return reference.bag_sum(whole, places, lengths, features, mean, weights)
+        sums = reference.bag_sum(
+            whole.to(rounded_to).float(), places, lengths, features, mean, weights
+        )
+        return sums.to(rounded_to).float()
     samples = lengths.shape[0] // features
     out, addresses = (
         torch.empty(samples, features * rows.dimension),
@@ -121,6 +131,7 @@ def bag_sum(
         features=features,
         dimension=rows.dimension,
         mean=mean,
+        bfloat16=rounds,
     )
     native.library().ecrm_bag_sum(ctypes.byref(bags))
     return out

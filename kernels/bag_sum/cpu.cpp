@@ -12,7 +12,7 @@ struct Bags {
   const int64_t* places;
   const int64_t* lengths;
   const float* weights;
-  int64_t uses, samples, features, dimension, mean;
+  int64_t uses, samples, features, dimension, mean, bfloat16;
 };
 
 }  // namespace ecrm

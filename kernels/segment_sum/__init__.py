@@ -27,6 +27,7 @@ class _Sums(ctypes.Structure):
         ("picked", ctypes.c_void_p),
         ("weights", ctypes.c_void_p),
         ("divisor", ctypes.c_float),
+        ("bfloat16", ctypes.c_int32),
     ]
 
 
@@ -37,14 +38,15 @@ def segment_sum(
     picked: torch.Tensor | None = None,
     divisor: float = 1.0,
     weights: torch.Tensor | None = None,
+    rounded_to: torch.dtype = torch.float32,
     backend: str = "auto",
 ) -> bool:
     """Sum values row by row, and return whether all results are finite.
 
     Row u of `out` becomes the sum of `values[picked[use]]` over the row's uses, in the order of
-    uses, from zero on, divided by `divisor`. With `weights` each value is first multiplied by the
-    weight of the use, and rounded. A row without uses becomes zeros. Matrices may be views with a
-    row stride if rows are contiguous.
+    uses, from zero on, divided by `divisor`, and rounded to `rounded_to`. With `weights` each value
+    is first multiplied by the weight of the use, and rounded. A row without uses becomes zeros.
+    Matrices may be views with a row stride if rows are contiguous.
 
     Legend: U rows of D floats, n uses.
 
@@ -55,6 +57,7 @@ def segment_sum(
         picked: int64 [n], contiguous; may repeat. `None`: use i has `values[i]`.
         divisor: Rounded to float32.
         weights: float32 [n], contiguous.
+        rounded_to: torch.float32 or torch.bfloat16.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
     """
@@ -82,7 +85,7 @@ def segment_sum(
                 f"{name} is {tensor.dtype} {list(tensor.shape)}, "
                 "needed: torch.int32 of one dimension, contiguous"
             )
-    device = check.one_device(tensors)
+    rounds, device = check.rounds(rounded_to), check.one_device(tensors)
     chosen = dispatch.choose("segment_sum", backend, device, has_triton=False)
     if device.type == "cpu" and not native.library().ecrm_uses_fit(
         uses.starts.data_ptr(), out.shape[0], uses.order.data_ptr(), count
@@ -93,7 +96,7 @@ def segment_sum(
 
         of_uses = values if picked is None else values[picked]
         of_uses = of_uses if weights is None else of_uses * weights.unsqueeze(1)
-        return reference.segment_sum(out, uses, of_uses, divisor)
+        return reference.segment_sum(out, uses, of_uses, divisor, rounded_to)
     sums = _Sums(
         out=out.data_ptr(),
         out_stride=check.row_stride(out),
@@ -106,5 +109,6 @@ def segment_sum(
         picked=None if picked is None else picked.data_ptr(),
         weights=None if weights is None else weights.data_ptr(),
         divisor=divisor,
+        bfloat16=rounds,
     )
     return bool(native.library().ecrm_segment_sum(ctypes.byref(sums)))

@@ -16,6 +16,7 @@ struct Sums {
   const int64_t* picked;
   const float* weights;
   float divisor;
+  int32_t bfloat16;
 };
 
 // From this size on, sums go to memory past the caches: the reader is a different process.

@@ -9,8 +9,8 @@ typedef int32_t Magnitudes __attribute__((vector_size(4 * kFloats)));
 constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
 // Sums `lanes` lanes of every row, from column `first` on: zeros plus the values of the row's uses
-// in order, or times their weights, divided and written once. `lanes` and `weighted` are constants,
-// so the sums stay in registers.
+// in order, or times their weights, divided, rounded to bfloat16 if wanted, and written once.
+// `lanes` and `weighted` are constants, so the sums stay in registers.
 ECRM_INLINE Magnitudes sum_lanes(const Sums& s, int64_t first, int lanes, bool streamed,
                                  bool weighted, Magnitudes largest) {
   const int32_t last = s.starts[s.rows] - 1;
@@ -29,7 +29,8 @@ ECRM_INLINE Magnitudes sum_lanes(const Sums& s, int64_t first, int lanes, bool s
     }
     float* to = s.out + row * s.out_stride + first;
     for (int lane = 0; lane < lanes; ++lane) {
-      const Floats quotient = sum[lane] / s.divisor;
+      Floats quotient = sum[lane] / s.divisor;
+      if (s.bfloat16 != 0) quotient = floats_to_bfloat16(quotient);
       const Magnitudes bits = (Magnitudes)quotient & kMagnitude;
       largest = bits > largest ? bits : largest;
       if (streamed) {
@@ -53,7 +54,8 @@ static bool sum_rest(const Sums& s, int64_t first) {
         const float value = value_of(s, s.order[use])[d];
         sum += s.weights == nullptr ? value : value * s.weights[s.order[use]];
       }
-      const float quotient = sum / s.divisor;
+      float quotient = sum / s.divisor;
+      if (s.bfloat16 != 0) quotient = float_to_bfloat16(quotient);
       int32_t bits;
       memcpy(&bits, &quotient, sizeof bits);
       bits &= kMagnitude;

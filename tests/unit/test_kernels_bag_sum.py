@@ -146,3 +146,37 @@ def test_wrong_arguments_are_refused(change, error, message):
     given["lengths"] = torch.tensor([1, 1])
     with pytest.raises(error, match=message):
         bag_sum(**(given | change))
+
+
+@pytest.mark.parametrize("dimension", [1, 13, 16, 60, 128])
+@pytest.mark.parametrize("mode", ["sum", "mean", "weights"])
+def test_rounded_sums_are_torchs_casts_around_a_sum(backend, dimension, mode):
+    random = torch.Generator().manual_seed(dimension)
+    lengths = torch.randint(0, 9, (8,), generator=random)
+    places = torch.randint(0, 7, (int(lengths.sum()),), generator=random)
+    values = torch.randn(7, dimension, generator=random)
+    values *= 10.0 ** torch.randint(-4, 5, (7, 1), generator=random)
+    values[2] = torch.tensor(1.00390625)  # half between two numbers of 16 bits
+    weights = torch.randn(places.numel(), generator=random) if mode == "weights" else None
+    near = values.bfloat16().float()
+    expected = bag_sum(near, places, lengths, 2, mode == "mean", weights).bfloat16().float()
+    for rows in (values, _scattered(values)):
+        found = bag_sum(
+            rows, places, lengths, 2, mode == "mean", weights, torch.bfloat16, backend=backend
+        )
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    assert not torch.equal(expected, bag_sum(values, places, lengths, 2, mode == "mean", weights))
+
+
+def test_rounding_keeps_what_is_not_finite(backend):
+    odd = [0x7FFFFFFF, 0x7F800001, -1, 0x7F800000, 0x7F7FFFFF, -0x80000000, 0x00000001]
+    values = torch.tensor(odd, dtype=torch.int64).to(torch.int32).view(torch.float32).view(-1, 1)
+    values = values.expand(-1, 20).contiguous()
+    ones = torch.ones(len(odd), dtype=torch.int64)
+    found = bag_sum(
+        values, torch.arange(len(odd)), ones, rounded_to=torch.bfloat16, backend=backend
+    )
+    assert found[:3].isnan().all() and (found[3:5] == math.inf).all()
+    assert (found[5:] == 0).all()
+    with pytest.raises(TypeError, match="rounded to torch.float16"):
+        bag_sum(values, torch.arange(len(odd)), ones, rounded_to=torch.float16)

@@ -130,3 +130,20 @@ def test_uses_of_another_dtype_are_refused():
     uses = Uses(torch.tensor([0, 1]), torch.tensor([0]))
     with pytest.raises(TypeError, match=r"starts is torch.int64 \[2\]"):
         segment_sum(torch.empty(1, 4), uses, torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("dimension", [1, 16, 60, 128])
+def test_rounded_sums_are_torchs_cast_of_a_sum(backend, dimension):
+    random = torch.Generator().manual_seed(dimension)
+    ids = torch.randint(0, 9, (40,), generator=random)
+    uses = unique_with_uses(ids, 1)[2]
+    values = torch.randn(40, dimension, generator=random)
+    exact, found = (torch.empty(len(uses.starts) - 1, dimension) for _ in range(2))
+    assert segment_sum(exact, uses, values, divisor=3.0)
+    assert segment_sum(found, uses, values, divisor=3.0, rounded_to=torch.bfloat16, backend=backend)
+    assert torch.equal(found, exact.bfloat16().float()) and not torch.equal(found, exact)
+    values[:] = torch.finfo(torch.float32).max  # above the largest number of 16 bits
+    one = unique_with_uses(torch.arange(40), 1)[2]
+    found = torch.empty(40, dimension)
+    assert segment_sum(found, one, values, backend=backend)
+    assert not segment_sum(found, one, values, rounded_to=torch.bfloat16, backend=backend)
