@@ -52,6 +52,8 @@ VERSIONS = "versions"
 """Key of an identity: the set of versions for which equal bits are promised."""
 COLUMNS = "columns"
 """Key of an identity: the columns and vocabularies of a prepared table."""
+WIRE, FLOAT32 = "wire_dtype", "float32"
+"""Key of an identity: the dtype of rows and gradients between ranks, absent for float32."""
 ANEW = "start without --resume"
 SAME_COLUMNS = (
     "prepare the files with the schema of the table before and --vocabularies with its folder"
@@ -80,6 +82,7 @@ def identity(
         "tables": capped(data.tables, config.model.max_rows_per_table),
         COLUMNS: data.layout,
         VERSIONS: version_set.version_set(),
+        **({} if config.train.wire_dtype == FLOAT32 else {WIRE: config.train.wire_dtype}),
         "data": {"rows": data.rows, **data.sums},
         "data_began": data_began,
         DENSE: "module",
@@ -149,6 +152,9 @@ def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
     mine = identity(config)
     kept = KEPT if said["data"] != mine["data"] else (*KEPT, HELD_OUT)
     other = {key: said.get(key) for key in kept if said.get(key) != mine[key]}
+    if (wire := said.get(WIRE, FLOAT32)) != config.train.wire_dtype:
+        other["train.wire_dtype"] = wire
+        mine = {**mine, "train.wire_dtype": config.train.wire_dtype}
     if other:
         ours = ", ".join(f"{key}={mine[key]}" for key in other)
         raise UsageError(

@@ -190,6 +190,16 @@ class TrainConfig:
         choices=dict.fromkeys(("adagrad", "sgd", "adam"), ""),
     )
     dense_lr: float = key(0.01, "Learning rate of the dense parts.", above=0, maximum=MAX_RATE)
+    wire_dtype: str = key(
+        "float32",
+        "The dtype of rows and gradients of rows between hosts (quantized communication). "
+        "It decides bits, on any number of hosts: the model computes with rounded values.",
+        choices={
+            "float32": "Four bytes, and nothing is rounded.",
+            "bfloat16": "Two bytes. Rows read, sums of bags, and their gradients are rounded. "
+            "Stored rows, optimizer state, parity and saved models stay float32.",
+        },
+    )
     eval_every_steps: int = key(0, "Steps between evaluations. 0 means only at the end.", minimum=0)
     stop_after_evaluations_without_gain: int = key(
         0,

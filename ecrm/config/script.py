@@ -28,6 +28,7 @@ DECIDED_KEYS = {
     "train.sparse_eps": "apply_optimizer_in_backward",
     "train.dense_optimizer": "ecrm.Session(dense_optimizer=...)",
     "train.dense_lr": "ecrm.Session(dense_optimizer=...)",
+    "train.wire_dtype": "ecrm.Session(wire_dtype=...)",
     "train.eval_every_steps": "the script, which evaluates its model itself",
     "train.stop_after_evaluations_without_gain": "the script, which evaluates its model itself",
     "checkpoint.keep_best": "the script, which evaluates its model itself",

@@ -118,6 +118,8 @@ class Engine:
     again. Rows, redundancy and logs lie on `device`; on the CPU `allocate` gives the memory of rows
     and redundancy. Tensors given to slots, or by slots, are on the CPU; rows for slots are pinned
     unless `slots_on` is the CPU. `whole_tables`: whether small tables lie whole on shards.
+    With a `wire_dtype` of bfloat16, rows come rounded to bfloat16, and the caller rounds gradients
+    (`ecrm/protection/wire_dtype.py`).
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class Engine:
         device: torch.device = CPU,
         slots_on: torch.device = CPU,
         whole_tables: bool = False,
+        wire_dtype: torch.dtype = torch.float32,
     ) -> None:
         allocate_shared = transport.allocate_shared
         if device.type != "cpu":
@@ -157,6 +160,7 @@ class Engine:
             hooks or Hooks(),
             clock,
             torch.empty if slots_on.type == "cpu" else rows_to_send,
+            wire_dtype,
         )
         self._in_flight = StepInFlight()
         self.recovery = Recovery(self.state, self._in_flight, durable)
@@ -185,6 +189,11 @@ class Engine:
     def view(self) -> View:
         """The roles of all ranks."""
         return self.state.view
+
+    @property
+    def wire_dtype(self) -> torch.dtype:
+        """The dtype that rows and gradients of rows are rounded to."""
+        return self.state.wire_dtype
 
     @property
     def slots(self) -> tuple[int, ...]:

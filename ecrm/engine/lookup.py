@@ -24,6 +24,7 @@ from ecrm.protection.routing import (
     asked_of,
     soon_requests,
 )
+from ecrm.protection.wire_dtype import EXACT, Wire
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.message import Part, Received
 from ecrm.transport.outbox import Outbox, to_all
@@ -38,7 +39,8 @@ class LookupContext:
 
     `widths[space]` are the floats of a row of every row space. `hosted` are this rank's shards;
     `rebuild_rows` is the number of rows rebuilt in the background per step. Values for slots lie in
-    `memory`. `pools(rank)`: whether bags may be asked of the rank's shards.
+    `memory`. `pools(rank)`: whether bags may be asked of the rank's shards. `wire` is the form of
+    rows and gradients on the way.
     """
 
     view: View
@@ -49,6 +51,7 @@ class LookupContext:
     rebuild_rows: int
     memory: RowMemory = torch.empty
     pools: Callable[[int], bool] = lambda rank: False
+    wire: Wire = EXACT
 
     @property
     def repairs_ahead(self) -> bool:
@@ -74,7 +77,7 @@ class Lookup:
     ) -> None:
         self._context, self.slot_side, self._marks = context, slot_side, marks
         self._soon = soon if context.repairs_ahead else None
-        self.shard_side = ShardRequests({}, {}, frozenset(), context.hosted)
+        self.shard_side = ShardRequests({}, {}, frozenset(), context.hosted, wire=context.wire)
         self.repair: RepairRound | None = None
         self.repair_goes_with_results = False
         self._came: Mapping[int, list[Received]] = {}
@@ -104,6 +107,7 @@ class Lookup:
             computed,
             bags,
             context.pools,
+            context.wire,
         )
         return cls(context, slot_side, soon, marks)
 
@@ -136,7 +140,8 @@ class Lookup:
 
     def receive_requests(self, requests: Mapping[int, Sequence[Received]]) -> None:
         """Take the requests of slots to this rank's shards."""
-        self.shard_side = ShardRequests.of(requests, self._context.hosted)
+        context = self._context
+        self.shard_side = ShardRequests.of(requests, context.hosted, context.wire)
 
     def replies(self, soon: Mapping[ShardSpace, Sequence[Tensor]]) -> dict[int, list[Part]]:
         """Rows for waiting slots, and the requests of a round of repair.

@@ -33,6 +33,7 @@ from ecrm.protection.base import Protection, RepairReport
 from ecrm.protection.context import ProtectionContext
 from ecrm.protection.rebuild_pace import RebuildPace
 from ecrm.protection.routing import RowMemory
+from ecrm.protection.wire_dtype import Wire
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import Transport
 
@@ -50,7 +51,8 @@ class EngineState:
     - `rebuild_left`: rows still missing, by rebuilding shard. `pace`: this rank's choice of rows to
       rebuild beside a step.
 
-    Values for slots lie in memory from `row_memory`.
+    Values for slots lie in memory from `row_memory`. `wire` is the form of rows and gradients on
+    the way, rounded to `wire_dtype`.
     """
 
     def __init__(
@@ -64,8 +66,9 @@ class EngineState:
         hooks: Hooks | None,
         clock: Callable[[], float] = time.monotonic,
         row_memory: RowMemory = torch.empty,
+        wire_dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.row_memory = row_memory
+        self.row_memory, self.wire_dtype = row_memory, wire_dtype
         self.transport, self.stores, self.view, self.protection = (
             transport,
             stores,
@@ -193,6 +196,7 @@ class EngineState:
             rebuild_rows,
             self.row_memory,
             self._pools,
+            Wire(self.wire_dtype, self._at_hand, self.protection.kind.copies_at_slots),
         )
 
     @property
@@ -211,9 +215,12 @@ class EngineState:
 
         Rows in memory at hand cost no copy.
         """
+        return self.may_sum_bags and not self._at_hand(rank)
+
+    def _at_hand(self, rank: int) -> bool:
+        """Whether this rank and another one read each other's memory."""
         memory = self.transport.shared_memory
-        at_hand = rank == self.rank or (memory is not None and rank in memory.readers)
-        return self.may_sum_bags and not at_hand
+        return rank == self.rank or (memory is not None and rank in memory.readers)
 
     def memory(self) -> Memory:
         """Collective: the memory of every rank. Raises PeerFailure as transport calls do."""

@@ -126,18 +126,34 @@ class ShardBags:
         alone[self.summed] = False
         return alone.nonzero().squeeze(1)
 
-    def pooled(self, rows: Tensor, place: Tensor) -> Tensor:
-        """Sums of the bags, float32 [R, D]; the slot's row i is `rows[place[i]]`."""
-        return bag_sum(on_host(rows)[0], place[self.places], self.lengths)
+    def pooled(
+        self, rows: Tensor, place: Tensor, rounded_to: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Sums of the bags, float32 [R, D]; the slot's row i is `rows[place[i]]`.
 
-    def gradients(self, came: Tensor | Picked, divisor: float, device: torch.device) -> Tensor:
-        """Gradients of the rows `summed`, float32 [., D], from the gradients of the bags."""
+        Rows and sums are rounded to a dtype.
+        """
+        (here,) = on_host(rows)
+        return bag_sum(here, place[self.places], self.lengths, rounded_to=rounded_to)
+
+    def gradients(
+        self,
+        came: Tensor | Picked,
+        divisor: float,
+        device: torch.device,
+        rounded_to: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Gradients of the rows `summed`, float32 [., D], from the gradients of the bags.
+
+        Each gradient of a row is rounded to a dtype.
+        """
         places, uses = self._sorted
         values, picked = matrix(came, self.lengths.numel())
-        (values,) = on_host(values)
+        (values,) = on_host(values.float())
         bags = torch.repeat_interleave(self.lengths)
         sums = torch.empty(places.numel(), values.shape[1])
-        segment_sum(sums, uses, values, bags if picked is None else picked[bags], divisor)
+        numbers = bags if picked is None else picked[bags]
+        segment_sum(sums, uses, values, numbers, divisor, rounded_to=rounded_to)
         return on_device(device, sums)
 
 

@@ -29,6 +29,7 @@ from ecrm.protection.pooled import (
     number_of,
 )
 from ecrm.protection.stand_in import StandIn
+from ecrm.protection.wire_dtype import EXACT, Wire, round_to
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.inbox import Groups, Inbox
 from ecrm.transport.message import (
@@ -78,11 +79,16 @@ class FoundRows(RowPieces):
 
     memory: RowMemory
     summed: Sequence[SummedBags] = ()
+    rounded_to: torch.dtype = torch.float32
 
     def copied(self) -> Tensor:
         """The rows in one place, float32 [U, dim], in memory from `memory`; none are `summed`."""
         assert not self.summed, "rows of summed bags did not come"
         return self.copy_into(self.memory(self.rows, self.dimension))
+
+    def copy_into(self, out: Tensor) -> Tensor:
+        """As in `RowPieces`, rounded."""
+        return round_to(super().copy_into(out), self.rounded_to)
 
 
 Place = tuple[int, int, int]
@@ -171,10 +177,11 @@ class SlotRequests:
         stand_in: StandIn | None,
         computed: Collection[int],
         bags: Mapping[Place, AskedBags] = MappingProxyType({}),
+        wire: Wire = EXACT,
     ) -> None:
         self._rows, self._widths, self._parts, self._away = rows, widths, parts, away
         self._view, self._stand_in, self._computed = view, stand_in, computed
-        self._bags = bags
+        self._bags, self._wire = bags, wire
         self._with_bags = {(slot, space) for slot, _, space in bags}
 
     @classmethod
@@ -188,6 +195,7 @@ class SlotRequests:
         computed: Collection[int] = (),
         bags: Mapping[int, Sequence[SlotBags | None]] = MappingProxyType({}),
         pools: Callable[[int], bool] = lambda rank: False,
+        wire: Wire = EXACT,
     ) -> SlotRequests:
         """The requests for `rows[slot][space]`, unique row numbers, int64 [U]; U may be 0.
 
@@ -217,7 +225,7 @@ class SlotRequests:
                     lambda shard: pools(view.shards[shard]),
                 )
                 asked |= {(slot, shard, space): each for shard, each in found.items()}
-        return cls(in_order, widths, parts, away, view, stand_in, computed, asked)
+        return cls(in_order, widths, parts, away, view, stand_in, computed, asked, wire)
 
     def sums_elsewhere(self, slot: int, space: int) -> bool:
         """Whether a shard sums bags of a slot's rows."""
@@ -258,7 +266,15 @@ class SlotRequests:
         computed = frozenset(self._rows)
         bags = {key: each for key, each in self._bags.items() if key[1] not in view.rebuilding}
         return SlotRequests(
-            self._rows, self._widths, self._parts, self._away, view, self._stand_in, computed, bags
+            self._rows,
+            self._widths,
+            self._parts,
+            self._away,
+            view,
+            self._stand_in,
+            computed,
+            bags,
+            self._wire,
         )
 
     def local(self, slot: int, shard: int, space: int) -> Tensor:
@@ -329,7 +345,9 @@ class SlotRequests:
             if len(came) == 1 and self._stand_in is None and not elsewhere:
                 table = self._table(split, slot, space, came[0])
                 if table is not None:
-                    result[slot].append(FoundRows(wanted.numel(), width, table, memory))
+                    result[slot].append(
+                        FoundRows(wanted.numel(), width, table, memory, rounded_to=self._wire.dtype)
+                    )
                     continue
             found = self.found(*came) if found is None else found
             pieces: list[tuple[Tensor, Tensor, Tensor | None]] = []
@@ -340,7 +358,8 @@ class SlotRequests:
                     sums.append(SummedBags(bags.bags, summed[slot, shard, space]))
                     place = place[bags.rest]
                 if place.numel():
-                    pieces.append((place, *matrix(found[slot, shard, space], place.numel())))
+                    rows, picked = matrix(found[slot, shard, space], place.numel())
+                    pieces.append((place, self._whole(rows), picked))
             if self._stand_in is not None:
                 for place, piece, picked in pieces if remember else ():
                     self._stand_in.saw(space, wanted[place], piece, picked)
@@ -355,14 +374,20 @@ class SlotRequests:
             of_pieces = [Piece(rows, 0, picked, place) for place, rows, picked in pieces]
             if sums:
                 of_pieces.append(_zeros(wanted.numel(), width, [place for place, *_ in pieces]))
-            result[slot].append(FoundRows(wanted.numel(), width, of_pieces, memory, sums))
+            result[slot].append(
+                FoundRows(wanted.numel(), width, of_pieces, memory, sums, self._wire.dtype)
+            )
         return result
+
+    def _whole(self, rows: Tensor) -> Tensor:
+        """Rows as float32, if the rows came in the dtype of the wire."""
+        return rows.float() if rows.dtype == self._wire.dtype else rows
 
     def _summed(self, *replies: Mapping[int, Sequence[Received]]) -> dict[Place, Tensor]:
         """Sums of bags, float32 [R, dim], by (slot, shard, space)."""
         came = (tensors for some in replies for tensors in some.values())
         return {
-            head[1:]: gathered(values).view(-1, self._widths[head[3]])
+            head[1:]: self._whole(gathered(values)).view(-1, self._widths[head[3]])
             for tensors in came
             for head, values in in_groups(tensors, 2)
             if head[0] == SUMS
@@ -383,23 +408,37 @@ class SlotRequests:
         hosts, outgoing = np.array(self._view.shards, np.int64), Outbox()
         for (slot, space), split in self._parts.items():
             values = of_bags.get(slot, {}).get(space)
-            if slot in sit_out or values is None or not self.sums_elsewhere(slot, space):
-                payload = (
-                    torch.empty(0)
-                    if slot in sit_out
-                    else Picked(gradients[slot][space], split.places)
-                )
-                outgoing.spread(split.spread(GRADIENTS, slot, space, hosts, payload))
+            if slot in sit_out:
+                nothing = torch.empty(0)
+                outgoing.spread(split.spread(GRADIENTS, slot, space, hosts, nothing))
                 continue
+            of_rows = gradients[slot][space]
+            if values is None or not self.sums_elsewhere(slot, space):
+                for dtype, part in self._by_dtype(split):
+                    payload = Picked(of_rows.to(dtype), part.places)
+                    outgoing.spread(part.spread(GRADIENTS, slot, space, hosts, payload))
+                continue
+            forms, forms_of_bags = Forms(of_rows), Forms(values.values)
             for shard, place, _ in split.parts():
-                message: list[Part] = []
+                rank, message = self._view.shards[shard], list[Part]()
+                dtype = self._wire.of_values(rank)
                 if bags := self._bags.get((slot, shard, space)):
                     head = (BAG_GRADIENTS, slot, shard, space, bits_of(values.divisor))
-                    message += (head, Picked(values.values, bags.bags))
+                    message += (head, Picked(forms_of_bags.of(dtype), bags.bags))
                     place = place[bags.rest]
-                message += ((GRADIENTS, slot, shard, space), Picked(gradients[slot][space], place))
-                outgoing.add(self._view.shards[shard], *message)
+                message += ((GRADIENTS, slot, shard, space), Picked(forms.of(dtype), place))
+                outgoing.add(rank, *message)
         return outgoing
+
+    def _by_dtype(self, split: Split) -> Iterator[tuple[torch.dtype, Split]]:
+        """The parts of a split whose gradients travel alike."""
+        if self._wire.dtype == torch.float32:
+            yield torch.float32, split
+            return
+        dtypes = [self._wire.of_values(self._view.shards[shard]) for shard in split.shards]
+        for dtype in dict.fromkeys(dtypes):
+            pairs = zip(split.shards.tolist(), dtypes, strict=True)
+            yield dtype, split.among([shard for shard, of_shard in pairs if of_shard == dtype])
 
     def keep(
         self,
@@ -448,6 +487,19 @@ def _merged(parts: list[tuple[int, Tensor]], units: int) -> _Asked:
     return _Asked(rows, [(slot, place) for (slot, _), place in zip(parts, split, strict=True)])
 
 
+class Forms:
+    """Values, float32, and forms of other dtypes, each made once when wanted."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._forms = {values.dtype: values}
+
+    def of(self, dtype: torch.dtype) -> Tensor:
+        """The values in a dtype."""
+        if dtype not in self._forms:
+            self._forms[dtype] = self._forms[torch.float32].to(dtype)
+        return self._forms[dtype]
+
+
 class ShardRequests:
     """The shards' side of a step: the rows asked of the shards on this rank by every slot."""
 
@@ -458,14 +510,18 @@ class ShardRequests:
         waiting: Set[int],
         hosted: Mapping[ShardSpace, HostedShard],
         bags: Mapping[Place, ShardBags] = MappingProxyType({}),
+        wire: Wire = EXACT,
     ) -> None:
         self._asked, self._ranks, self._waiting, self._hosted = asked, ranks, waiting, hosted
-        self._bags = bags
+        self._bags, self._wire = bags, wire
         self._late: list[ShardSpace] = []
 
     @classmethod
     def of(
-        cls, messages: Mapping[int, Sequence[Received]], hosted: Mapping[ShardSpace, HostedShard]
+        cls,
+        messages: Mapping[int, Sequence[Received]],
+        hosted: Mapping[ShardSpace, HostedShard],
+        wire: Wire = EXACT,
     ) -> ShardRequests:
         """The requests in `messages`, by sender, to the shards `hosted` on this rank."""
         ranks: dict[int, int] = {}
@@ -489,7 +545,7 @@ class ShardRequests:
             key: _merged(sorted(parts, key=lambda part: part[0]), hosted[key].units)
             for key, parts in asked.items()
         }
-        return cls(merged, ranks, waiting, hosted, bags)
+        return cls(merged, ranks, waiting, hosted, bags, wire)
 
     def again(
         self, told: Mapping[int, Sequence[Received]], hosted: Mapping[ShardSpace, HostedShard]
@@ -499,11 +555,12 @@ class ShardRequests:
             rank: [part for pair in in_groups(tensors, 2) if pair[0][2:] in hosted for part in pair]
             for rank, tensors in told.items()
         }
-        new = ShardRequests.of(mine, hosted)
+        new = ShardRequests.of(mine, hosted, self._wire)
         kept = {key: asked for key, asked in self._asked.items() if key in hosted}
         ranks = {**self._ranks, **new._ranks}
         bags = {key: each for key, each in self._bags.items() if key[1:] in kept}
-        return ShardRequests({**kept, **new._asked}, ranks, new._waiting, hosted, bags)
+        asked = {**kept, **new._asked}
+        return ShardRequests(asked, ranks, new._waiting, hosted, bags, self._wire)
 
     def missing(self) -> dict[ShardSpace, Tensor]:
         """Unique missing rows asked for, to be recovered before the update, by shard and space."""
@@ -570,13 +627,17 @@ class ShardRequests:
             if not waiting:
                 continue
             rows = self._hosted[shard, space].lookup(asked.rows)
+            forms = Forms(rows)
             for slot, place in waiting:
-                message = outgoing.setdefault(self._ranks[slot], [])
+                rank = self._ranks[slot]
+                message = outgoing.setdefault(rank, [])
                 if bags := self._bags.get((slot, shard, space)):
-                    message += ((SUMS, slot, shard, space), bags.pooled(rows, place))
+                    sums = bags.pooled(rows, place, self._wire.dtype)
+                    message += ((SUMS, slot, shard, space), sums.to(self._wire.of_values(rank)))
                     place = place[bags.rest]
                 if place.numel():
-                    message += ((ROWS, slot, shard, space), Picked(rows, place))
+                    sent = forms.of(self._wire.of_rows(rank))
+                    message += ((ROWS, slot, shard, space), Picked(sent, place))
         return outgoing
 
     def update(
@@ -588,10 +649,10 @@ class ShardRequests:
     ) -> None:
         """Sum gradients in slot order and run the optimizer of `step` on every shard asked.
 
-        `gradients[slot, shard, space]` are float32, in the order of the rows requested; empty for a
-        slot that sits out. `of_bags`, by the same keys, has gradients of bags, with divisors:
-        `gradients` are then of the remaining rows. Rows asked for only by slots that sit out stay
-        unchanged.
+        `gradients[slot, shard, space]` are in the order of the rows requested, float32 or in the
+        dtype of the wire; empty for a slot that sits out. `of_bags`, by the same keys, has
+        gradients of bags, with divisors: `gradients` are then of the remaining rows. Rows asked for
+        only by slots that sit out stay unchanged.
         """
         for (shard, space), asked in self._asked.items():
             hosted = self._hosted[shard, space]
@@ -604,7 +665,8 @@ class ShardRequests:
                 came = gradients[slot, shard, space]
                 if (slot, shard, space) in of_bags:
                     bags = self._bags[slot, shard, space]
-                    of_rows = bags.gradients(*of_bags[slot, shard, space], device)
+                    came_of_bags, divisor = of_bags[slot, shard, space]
+                    of_rows = bags.gradients(came_of_bags, divisor, device, self._wire.dtype)
                     at = on_device(device, place[bags.summed])
                     scatter_add(sums, at, of_rows, seen=seen, picked=None, unique=True)
                     place = place[bags.rest]
@@ -615,7 +677,7 @@ class ShardRequests:
                     continue
                 values, picked = matrix_on(device, came, place.numel())
                 places = on_device(device, place)
-                scatter_add(sums, places, values, seen=seen, picked=picked, unique=True)
+                scatter_add(sums, places, values.float(), seen=seen, picked=picked, unique=True)
             if whole:
                 hosted.update(asked.rows, sums, keep_deltas, step)
             else:

@@ -51,6 +51,7 @@ def train(config: Config, **options: Any) -> Session:
         dense_optimizer=lambda parameters: OPTIMIZERS[config.train.dense_optimizer](
             parameters, lr=config.train.dense_lr
         ),
+        wire_dtype=getattr(torch, config.train.wire_dtype),
         average_gradients=False,  # a slot's loss is its part of the mean over the global batch
         **options,
     )

@@ -137,6 +137,7 @@ class LoneRun:
                 inquest=UserCode(),
             ),
             sparse_rate=wanted.sparse_rate,
+            wire_dtype=wanted.wire_dtype,
             slots_on=wanted.device,
         )
         self.progress = SessionProgress(

@@ -468,6 +468,7 @@ def _engine(
         device=device_of(config, "storage.device"),
         slots_on=wanted.device,
         sparse_rate=wanted.sparse_rate,
+        wire_dtype=wanted.wire_dtype,
         whole_tables=config.cluster.whole_tables,
     )
 

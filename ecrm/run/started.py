@@ -32,6 +32,7 @@ class Wanted:
     - `device`: the device of the module.
     - `keeps_best`: whether the best model is kept, by values reported by the script.
     - `samples`: the number of samples in a step, 0 if unknown.
+    - `wire_dtype`: the dtype that rows and gradients of rows are rounded to.
     - `first_rows()`: the numbers of distinct rows looked up by step 0, by row space.
     """
 
@@ -46,6 +47,7 @@ class Wanted:
     device: torch.device = CPU
     keeps_best: bool = False
     samples: int = 0
+    wire_dtype: torch.dtype = torch.float32
     first_rows: Callable[[], Sequence[int]] = tuple
 
 

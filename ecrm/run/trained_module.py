@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ecrm.base.errors import UsageError
@@ -15,8 +16,10 @@ from ecrm.base.version_set import version_set
 from ecrm.base.wording import listed
 from ecrm.checkpoint.compatibility import (
     ANEW,
+    FLOAT32,
     ON,
     VERSIONS,
+    WIRE,
     begun_as,
     device_changed,
     on_gpu,
@@ -53,6 +56,12 @@ def names_of(module: nn.Module) -> dict[str, str]:
     }
 
 
+def of_wire(dtype: torch.dtype) -> dict[str, str]:
+    """The part of an identity about the wire; empty for float32."""
+    name = str(dtype).removeprefix("torch.")
+    return {} if name == FLOAT32 else {WIRE: name}
+
+
 def digests_of(named: Mapping[str, Tensor]) -> dict[str, str]:
     """A digest of each tensor's bytes, by name."""
     return {
@@ -86,6 +95,7 @@ class TrainedModule:
         return {
             "slots": wanted.slots,
             "seed": wanted.seed,
+            **of_wire(wanted.wire_dtype),
             "table": {
                 table.name: {
                     "rows": table.rows,
@@ -132,6 +142,12 @@ class TrainedModule:
                     f"{path} was made with {typed.format(said[key])}, here it is {mine[key]}: "
                     f"take {said[key]}, or {ANEW}"
                 )
+        before, now = (each.get(WIRE, FLOAT32) for each in (said, mine))
+        if before != now:
+            raise UsageError(
+                f"{path} was made with Session(wire_dtype=torch.{before}), here it is "
+                f"torch.{now}: take torch.{before}, or {ANEW}"
+            )
         if differing := differences(said, mine):
             raise UsageError(f"{path} is of another model: {differing}: {ANEW}")
 

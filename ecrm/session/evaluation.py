@@ -134,7 +134,7 @@ class Evaluation:
             values = engine.lookup({slot: rows.rows for slot, (_, rows) in mine.items()})
             for slot, (batch, rows) in mine.items():
                 here = [on_device(self._replica.device, of_space) for of_space in values[slot]]
-                self._source.current = FetchedRows(here, rows)
+                self._source.current = FetchedRows(here, rows, rounded_to=engine.wire_dtype)
                 self._number = at * slots + slot
                 self._replica.begin_slot(slot)  # with the buffers of the step
                 seed_slot(self._seed, engine.step, -1 - self._number)

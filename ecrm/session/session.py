@@ -28,6 +28,7 @@ from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.initial_values import FileValues
 from ecrm.placement.tables import row_spaces
+from ecrm.protection.wire_dtype import WIRE_DTYPES
 from ecrm.run.begun_file import BegunFile
 from ecrm.run.log_delivery import Logged
 from ecrm.run.lone_run import run_alone
@@ -87,6 +88,9 @@ class Session:
       parameter and no row, and the scale is updated. `before_step` is not called in a skipped step.
     - `average_gradients`: False adds the gradients of slots up. Use False if the loss of a slot is
       a part of the step's loss, for example `reduction="sum"` divided by all samples of the step.
+    - `wire_dtype`: the dtype of rows and their gradients between hosts. With torch.bfloat16 they
+      take two bytes instead of four, and the model computes with the rounded values on any number
+      of ranks. Rows in shards, optimizer state, parity and saved models stay float32.
     - `check_determinism`: the number of first steps with every slot computed twice. The first step,
       and some later steps after commits, are undone and taken again. The run ends if a bit differs,
       or if state outside the commits changes. 0 turns the checks off. The option of `ecrm launch`
@@ -113,6 +117,7 @@ class Session:
         sparse_rate: Callable[[int], float] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         average_gradients: bool = True,
+        wire_dtype: torch.dtype = torch.float32,
         seed: int = 0,
         check_determinism: int = 1,
         device: torch.device | str | None = None,
@@ -122,6 +127,10 @@ class Session:
         seed = whole(seed, "Session(seed", 0)
         if seed >= 2**64:
             raise UsageError(f"Session(seed={seed}): a seed is below 2**64")
+        if wire_dtype not in WIRE_DTYPES:
+            raise UsageError(
+                f"Session(wire_dtype={wire_dtype}): rows travel as torch.float32 or torch.bfloat16"
+            )
         check_determinism = whole(check_determinism, "Session(check_determinism", 0)
         if sparse_scheduler is not None:
             if sparse_rate is not None:
@@ -139,7 +148,7 @@ class Session:
         self._described = self._tables.with_values()
         self._slots, self._seed, self._check_steps = slots, seed, check_determinism
         self._sparse, self._sparse_rate = sparse, sparse_rate
-        self._averages = average_gradients
+        self._averages, self._wire_dtype = average_gradients, wire_dtype
         spaces = row_spaces(self._described)
         self._tables.lay_out(spaces)
         self._spaces = len(spaces)
@@ -710,6 +719,7 @@ class Session:
                 self.device,
                 any(every.goal is not None and every.goal.keep_best for every in self._every),
                 samples,
+                self._wire_dtype,
                 partial(first_rows, feed, self._rows_of, self._spaces),
             )
         )

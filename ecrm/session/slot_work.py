@@ -29,6 +29,7 @@ from ecrm.model.unseen_state import (
 )
 from ecrm.protection.pooled import BagValues, SlotBags
 from ecrm.protection.routing import FoundRows
+from ecrm.protection.wire_dtype import round_to
 from ecrm.run.finite import NO_SCALE
 from ecrm.run.slot_faults import BATCH, Place
 from ecrm.run.step_loop import SlotResult, SlotStep
@@ -305,7 +306,13 @@ class SlotWork:
         memory = {
             space: buffer for space, buffer in enumerate(buffers) if self._leaves[space].is_cpu
         }
-        self._source.current = FetchedRows(self._leaves, part.batch.rows, memory, found)
+        self._source.current = FetchedRows(
+            self._leaves,
+            part.batch.rows,
+            memory,
+            found,
+            rounded_to=self._engine.wire_dtype,
+        )
         self._logged, self._skipped, self._stops = {}, False, False
         self._watch.begin(self._replica, part.step)
         self._scaler_calls = self._replica.scaler_calls
@@ -537,24 +544,28 @@ class SlotWork:
     def _gradients(self, slot: int, divisor: float) -> tuple[list[Tensor], list[bool | None]]:
         """The slot's share of the rows' gradients, by row space, in memory for sending.
 
-        Also returns whether each share is finite. `None` stands for a copy from a GPU, complete
-        once the replica's contribution is. Gradients of bags left by backward are summed, divided
-        and tested in one pass; a gradient left in that memory is divided in place.
+        Shares are rounded to the dtype of the wire. Also returns whether each share is finite.
+        `None` stands for a copy from a GPU, complete once the replica's contribution is. Gradients
+        of bags left by backward are summed, divided and tested in one pass; a gradient left in that
+        memory is divided in place.
         """
         shares: list[Tensor] = []
         finite: list[bool | None] = []
+        to = self._engine.wire_dtype
         for space, leaf in enumerate(self._leaves):
             share = self._engine.gradient_buffer(slot, space, len(leaf))
             if space in self._unsummed:
                 assert leaf.grad is None, "gradients of several uses were settled"
-                finite.append(self._unsummed.pop(space).sum_into(share, divisor))
+                finite.append(self._unsummed.pop(space).sum_into(share, divisor, to))
             elif leaf.grad is None:
                 share.zero_()
                 finite.append(True)
             elif leaf.grad.is_cpu:
-                finite.append(divide(leaf.grad.contiguous(), divisor, share))
+                good = divide(leaf.grad.contiguous(), divisor, share)
+                # the largest numbers of float32 become infinite in bfloat16
+                finite.append(good if to == share.dtype else _finite(round_to(share, to)))
             else:
-                coming(leaf.grad / divisor, share)
+                coming(round_to(leaf.grad / divisor, to), share)
                 finite.append(None)
             leaf.grad = None  # a late backward adds to no gradient under way
             shares.append(share)

@@ -92,6 +92,7 @@ class LookedUp(NamedTuple):
             self.uses,
             partial(fetched.leave, self.space),
             found,
+            fetched.rounded_to,
         )
 
 
@@ -292,7 +293,8 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         Rows are float32 [U, D], places int64 [B * F], sample after sample.
 
         Returns `None` without a session or samples, if a bag has no id or several, if bags have
-        weights or inverse indices, or if the rows of the tables are not fetched together.
+        weights or inverse indices, if bags are rounded, or if the rows of the tables are not
+        fetched together.
         """
         kjt = on_cpu(maybe_td_to_kjt(features, None))
         if self._source is None or self.is_weighted() or self._is_without_samples(kjt):
@@ -300,7 +302,8 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         if kjt.inverse_indices_or_none() is not None or not self._has_single_ids(kjt):
             return None
         looked_up = self._looked_up(features, kjt.to_dict)
-        if not self._in_one_piece(looked_up, kjt):
+        rounded = self._fetched().rounded_to != torch.float32
+        if rounded or not self._in_one_piece(looked_up, kjt):
             return None
         (group,) = looked_up
         by_sample = group.places.view(len(group.entries), -1).t().reshape(-1)

@@ -26,6 +26,7 @@ from ecrm.kernels.segment_sum import segment_sum
 from ecrm.kernels.unit_order import Uses
 from ecrm.ops import Memory, no_memory, unshared
 from ecrm.protection.routing import FoundRows
+from ecrm.protection.wire_dtype import round_to
 
 
 class BagGradients(NamedTuple):
@@ -48,9 +49,13 @@ class BagGradients(NamedTuple):
     whole: Tensor
     weights: Tensor | None = None
 
-    def sum_into(self, out: Tensor, divisor: float = 1.0) -> bool:
-        """Sum by row, float32 [U, D], divided; returns whether all results are finite."""
-        return segment_sum(out, self.uses, self.values, self.bags, divisor, self.weights)
+    def sum_into(
+        self, out: Tensor, divisor: float = 1.0, rounded_to: torch.dtype = torch.float32
+    ) -> bool:
+        """Sum by row, float32 [U, D], divided and rounded; returns whether results are finite."""
+        return segment_sum(
+            out, self.uses, self.values, self.bags, divisor, self.weights, rounded_to
+        )
 
     def in_order(self) -> Tensor:
         """A copy of the gradients of the bags, float32 [B, D]."""
@@ -77,6 +82,7 @@ def pool(
     uses: Uses | None = None,
     later: Later = _at_once,
     found: FoundRows | None = None,
+    rounded_to: torch.dtype = torch.float32,
 ) -> Tensor:
     """Sums or means of bags of rows, float32 [B, D]; an empty bag gives zeros.
 
@@ -94,8 +100,13 @@ def pool(
     `found`, for bags that `reads_in_place`, tells where the values of `rows` lie. For sums without
     weights, `found` may also tell sums of bags. Then `rows` may hold anything: only the gradients
     of `rows` count.
+
+    `rounded_to` is float32 or bfloat16. Bags are rounded, and backward rounds the gradients of
+    bags, as by casts to that dtype and back. `rows` are rounded already, and `found` on the way.
     """
-    return _pool(rows, places, lengths, mode, weights, features, memory, uses, later, found)
+    return _pool(
+        rows, places, lengths, mode, weights, features, memory, uses, later, found, rounded_to
+    )
 
 
 def reads_in_place(rows: Tensor, mode: str, weights: Tensor | None) -> bool:
@@ -139,16 +150,18 @@ class _Pool(torch.autograd.Function):
         uses: Uses | None,
         later: Later,
         found: FoundRows | None,
+        rounded_to: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(rows, places, lengths, weights)
         ctx.mode, ctx.features, ctx.memory = mode, features, memory
         ctx.uses, ctx.later = uses if rows.is_cpu else None, later
+        ctx.rounded_to = rounded_to
         if not ctx.needs_input_grad[4] and reads_in_place(rows, mode, weights):
             if found is not None and found.summed:
                 return _with_sums(found, places, lengths, features)
             lie = rows.detach() if found is None else found
             factors = None if weights is None else weights.contiguous()
-            return bag_sum(lie, places, lengths, features, mode == "mean", factors)
+            return bag_sum(lie, places, lengths, features, mode == "mean", factors, rounded_to)
         assert found is None
         if features > 1:
             order = _by_sample(torch.arange(lengths.numel(), dtype=torch.int32), features)
@@ -165,13 +178,15 @@ class _Pool(torch.autograd.Function):
             per_sample_weights=weights,
             include_last_offset=True,
         )
-        return bags.view(-1, features * rows.shape[1])
+        return round_to(bags, rounded_to).view(-1, features * rows.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, places, lengths, weights = ctx.saved_tensors
         of_weights, whole = None, gradients
+        if ctx.rounded_to != torch.float32:
+            gradients = gradients.to(ctx.rounded_to).to(gradients.dtype)
         gradients, numbers = _of_bags(gradients, ctx.features, rows.shape[1])
         one_each = bool((lengths == 1).all())
         bags = numbers if one_each else torch.repeat_interleave(numbers, lengths)
@@ -184,7 +199,7 @@ class _Pool(torch.autograd.Function):
             factors = None if weights is None else weights.contiguous()
             of_bags = BagGradients(ctx.uses, gradients, numbers, bags, whole, factors)
             if ctx.later(of_bags):
-                return (None,) * 10
+                return (None,) * 11
             sums = unshared(ctx.memory)
             of_rows = torch.empty(rows.shape) if sums is None else sums
             of_bags.sum_into(of_rows)
@@ -196,7 +211,7 @@ class _Pool(torch.autograd.Function):
                 (of_weights,) = on_host((rows.index_select(0, places) * of_uses).sum(1))
             weighted = of_uses * on_device(rows.device, weights.unsqueeze(1))
             of_rows = _summed(rows, [(places, weighted, None)], ctx.memory)
-        return of_rows, None, None, None, of_weights, None, None, None, None, None
+        return of_rows, None, None, None, of_weights, *[None] * 6
 
 
 def _with_sums(found: FoundRows, places: Tensor, lengths: Tensor, features: int) -> Tensor:
@@ -205,7 +220,8 @@ def _with_sums(found: FoundRows, places: Tensor, lengths: Tensor, features: int)
     for summed in found.summed:
         left[summed.bags] = False
     kept = places[left.repeat_interleave(lengths)]
-    out = bag_sum(found, kept, torch.where(left, lengths, 0), features)
+    lengths_kept = torch.where(left, lengths, 0)
+    out = bag_sum(found, kept, lengths_kept, features, rounded_to=found.rounded_to)
     samples, rows = lengths.numel() // features, out.view(lengths.numel(), -1)
     for summed in found.summed:
         rows[summed.bags % samples * features + summed.bags // samples] = summed.values

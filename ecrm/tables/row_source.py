@@ -30,7 +30,8 @@ class FetchedRows:
     of the rows: autograd adds the gradients of several uses in its own order.
 
     `found[space]` tells where rows lie whose leaf is not filled yet. Bags read the rows
-    there; any other use fills the leaf first (`filled`).
+    there; any other use fills the leaf first (`filled`). Rows are rounded to `rounded_to` already,
+    or on the way; bags and their gradients are rounded when made.
     """
 
     leaves: Sequence[Tensor]
@@ -38,6 +39,7 @@ class FetchedRows:
     memory: dict[int, Tensor] = field(default_factory=dict)
     found: dict[int, FoundRows] = field(default_factory=dict)
     unsummed: dict[int, BagGradients] = field(default_factory=dict)
+    rounded_to: torch.dtype = torch.float32
     _looks: dict[int, int] = field(default_factory=dict)
 
     def take_memory(self, space: int) -> Tensor | None:

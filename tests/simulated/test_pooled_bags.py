@@ -149,7 +149,7 @@ def test_sums_of_bags_give_the_bits_of_rows(by_rows):
 
 
 def test_sums_in_another_order_are_noticed(by_rows, monkeypatch):
-    def backwards(self, rows, place):
+    def backwards(self, rows, place, rounded_to):
         ends = self.lengths.cumsum(0)
         return torch.stack(
             [

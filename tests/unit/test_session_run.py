@@ -45,9 +45,17 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def trained(width: int = 4, steps: int = 10, slots: int = 2, rows: int = 9, optimizer=ADAGRAD):
+def trained(
+    width: int = 4,
+    steps: int = 10,
+    slots: int = 2,
+    rows: int = 9,
+    optimizer=ADAGRAD,
+    wire_dtype=torch.float32,
+):
     module = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width))
-    wanted = Wanted([Table("user", rows, 8, optimizer)], lambda: None, slots, 3, steps, None)
+    tables = [Table("user", rows, 8, optimizer)]
+    wanted = Wanted(tables, lambda: None, slots, 3, steps, None, wire_dtype=wire_dtype)
     return TrainedModule(wanted, shapes_of(module), names_of(module), {})
 
 
@@ -69,6 +77,11 @@ def test_a_run_may_go_on_with_other_rates_and_more_steps_and_says_so():
         ({"rows": 10}, "table user is 10 x 8 with adagrad there, 9 x 8 with adagrad here: "),
         ({"optimizer": SparseOptimizer("sgd", 0.1)}, "table user is 9 x 8 with sgd there, "),
         ({"width": 5}, "tensor 0.weight is 5 x 8 there, 4 x 8 here; tensor 0.bias is 5 there, "),
+        (
+            {"wire_dtype": torch.bfloat16},
+            "was made with Session(wire_dtype=torch.bfloat16), here it is torch.float32: "
+            "take torch.bfloat16, or start without",
+        ),
         ({"slots": 4}, "was made with Session(slots=4), here it is 2: take 4, or start without "),
     ],
 )
@@ -77,6 +90,16 @@ def test_another_model_is_refused_tensor_by_tensor(other, said):
         trained().check_identity(PATH, trained(**other).identity())
     assert said in str(refused.value)
     assert str(refused.value).startswith(str(PATH))
+
+
+def test_a_run_of_a_version_without_wire_dtype_has_float32():
+    assert "wire_dtype" not in trained().identity()
+    rounded = trained(wire_dtype=torch.bfloat16)
+    rounded.check_identity(PATH, rounded.identity())
+    rounded.check_init(PATH, trained().identity())
+    with pytest.raises(UsageError, match=r"wire_dtype=torch.float32\), here it is torch.b"):
+        rounded.check_identity(PATH, trained().identity())
+    assert not same_bits(trained().identity(), rounded.identity())
 
 
 def test_weights_to_begin_with_may_be_of_another_optimizer_but_not_of_another_shape():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ecrm.base.errors import UsageError
-from ecrm.checkpoint.compatibility import identity
+from ecrm.checkpoint.compatibility import check_identity, check_init, identity
 from ecrm.checkpoint.exported_model import exported_model
 from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
 from ecrm.checkpoint.manifest import Manifest
@@ -210,6 +210,18 @@ def test_weights_that_do_not_fit_are_refused_table_by_table(tmp_path, data):
         begin(data, given, "model.top_mlp=[8,1]")
     with pytest.raises(UsageError, match="there is no such folder"):
         begin(data, tmp_path / "nowhere")
+
+
+def test_a_run_goes_on_with_its_dtype_on_the_wire(tmp_path, data):
+    config = load_config("tiny", [f"data.path={data}"])
+    rounded = load_config("tiny", [f"data.path={data}", "train.wire_dtype=bfloat16"])
+    said = identity(config)
+    check_identity(tmp_path, said, config)
+    check_identity(tmp_path, identity(rounded), rounded)
+    check_init(tmp_path, said, rounded)
+    for one, other, wanted in ((rounded, said, "float32"), (config, identity(rounded), "bfloat16")):
+        with pytest.raises(UsageError, match=f"set train.wire_dtype={wanted}, or start without"):
+            check_identity(tmp_path, other, one)
 
 
 def test_a_checkpoint_with_the_dense_part_of_earlier_versions_is_refused_by_name(tmp_path, data):

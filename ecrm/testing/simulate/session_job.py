@@ -144,6 +144,7 @@ def session_engine(
         hooks,
         clock=lambda: 0.0,
         sparse_rate=wanted.sparse_rate,
+        wire_dtype=wanted.wire_dtype,
         device=device,
         slots_on=wanted.device,
         durable=durable,

@@ -1,0 +1,259 @@
+"""Rows and gradients of two bytes: one model on all layouts, and the model of plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import embedding_bag, linear
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    PoolingType,
+)
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from ecrm.protection import routing
+from ecrm.protection.chain import ChainProtection
+from ecrm.protection.erasure import ErasureProtection
+from ecrm.protection.pooled import ShardBags
+from ecrm.protection.replicate import ReplicateProtection
+from ecrm.session.session import Session
+from ecrm.testing.simulated_transport import PhaseFault
+from ecrm.transport.base import WrappedTransport
+from ecrm.transport.message import Picked
+from support.sessions import Layout, run
+
+STEPS, SAMPLES, DIM, SLOTS = 6, 8, 16, 3
+SUMS = {"a": 60, "b": 60, "c": 7, "d": 60, "e": 60}
+"""Rows of the tables of summed bags; means, weighted and sequence tables have 40 rows each."""
+KINDS: dict[int, set[torch.dtype]] = {}
+
+
+class Dtypes(WrappedTransport):
+    """Notes the dtypes of all rows, sums and gradients sent, by the kind of their groups."""
+
+    def exchange(self, outgoing):
+        for parts in outgoing.values():
+            for head, part in zip(parts, parts[1:]):
+                if isinstance(head, tuple) and len(head) > 3 and not isinstance(part, tuple):
+                    tensor = part.source if isinstance(part, Picked) else part
+                    KINDS.setdefault(head[0], set()).add(tensor.dtype)
+        return self.inner.exchange(outgoing)
+
+
+def batch_of(step, slot):
+    random = torch.Generator().manual_seed(100 * step + slot)
+    keys, rows = [*SUMS, "mean", "word"], [*SUMS.values(), 40, 40]
+    lengths = torch.randint(0, 9, (len(keys), SAMPLES), generator=random)
+    ids = [
+        torch.randint(0, count, (int(each.sum()),), generator=random)
+        for count, each in zip(rows, lengths)
+    ]
+    return KeyedJaggedTensor(keys, torch.cat(ids), lengths=lengths.view(-1))
+
+
+class Model(nn.Module):
+    """Sums, means and rows themselves."""
+
+    def __init__(self, device):
+        super().__init__()
+        bags = [
+            EmbeddingBagConfig(
+                name=name, num_embeddings=rows, embedding_dim=DIM, feature_names=[name]
+            )
+            for name, rows in SUMS.items()
+        ]
+        mean = EmbeddingBagConfig(
+            name="mean",
+            num_embeddings=40,
+            embedding_dim=DIM // 2,
+            feature_names=["mean"],
+            pooling=PoolingType.MEAN,
+        )
+        self.bags = EmbeddingBagCollection(tables=[*bags, mean], device=device)
+        word = EmbeddingConfig(
+            name="word", num_embeddings=40, embedding_dim=DIM // 2, feature_names=["word"]
+        )
+        self.words = EmbeddingCollection(tables=[word], device=device)
+        self.top = nn.Linear(DIM * 11 // 2, 1)
+
+    def forward(self, ids):
+        words = self.words(ids)["word"].values()
+        return self.top(self.bags(ids).values()).sin().square().mean() + words.sin().square().mean()
+
+
+def first_state():
+    random = torch.Generator().manual_seed(9)
+    shapes = {f"bags.embedding_bags.{name}.weight": (rows, DIM) for name, rows in SUMS.items()}
+    shapes["bags.embedding_bags.mean.weight"] = (40, DIM // 2)
+    shapes["words.embeddings.word.weight"] = (40, DIM // 2)
+    shapes |= {"top.weight": (1, DIM * 11 // 2), "top.bias": (1,)}
+    return {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+
+
+def script(wire_dtype=torch.bfloat16, steps=STEPS):
+    def train(start):
+        torch.manual_seed(7)
+        module = Model(torch.device("meta"))
+        apply_optimizer_in_backward(torch.optim.SGD, module.bags.parameters(), {"lr": 0.3})
+        apply_optimizer_in_backward(torch.optim.SGD, module.words.parameters(), {"lr": 0.3})
+        session = Session(
+            module,
+            slots=SLOTS,
+            seed=3,
+            dense_optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1),
+            wire_dtype=wire_dtype,
+            start=start,
+        )
+        session.load_state_dict(first_state())
+        session.delivered = []
+        session.on_commit(lambda step, logged: session.delivered.append((step, logged)))
+        for ids in session.steps(batch_of, steps):
+            loss = session.model(ids)
+            loss.backward()
+            session.log(loss=loss)
+        return session
+
+    return train
+
+
+ROWS = Layout(slots=SLOTS, wrap=Dtypes)
+TABLES = replace(ROWS, whole_tables=True)
+
+
+def trained(layout=ROWS, faults=(), wire_dtype=torch.bfloat16):
+    KINDS.clear()
+    left = run(faults, layout, script(wire_dtype))
+    assert left.mismatches == 0 and left.deaths == len(faults)
+    return left.tables, left.dense, left.logged
+
+
+@pytest.fixture(scope="module")
+def by_rows():
+    return trained()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_two_bytes_travel_and_no_layout_changes_a_bit(dtype):
+    by_rows = trained(wire_dtype=dtype)
+    kinds = (routing.ROWS, routing.GRADIENTS)
+    # requests are int64, and ranks with slots but without shards get rows of other hosts only
+    assert [KINDS[kind] - {torch.int64} for kind in kinds] == [{dtype}] * 2
+    assert trained(TABLES, wire_dtype=dtype) == by_rows
+    kinds = (routing.SUMS, routing.BAG_GRADIENTS)
+    assert [KINDS[kind] for kind in kinds] == [{dtype}] * 2
+    fewer = replace(TABLES, servers=3, trainers=1, protection=lambda n: ErasureProtection(n, 2, 1))
+    assert trained(fewer, wire_dtype=dtype) == by_rows
+
+
+@pytest.mark.parametrize("layout", [ROWS, TABLES], ids=["rows", "tables"])
+@pytest.mark.parametrize(("killed", "phase"), [(0, "update"), (4, "parity")])
+def test_a_kill_changes_no_bit(by_rows, layout, killed, phase):
+    assert trained(layout, [PhaseFault(killed, 3, phase)]) == by_rows
+
+
+@pytest.mark.parametrize("protection", [ChainProtection, ReplicateProtection])
+def test_copies_of_rows_at_slots_are_whole(by_rows, protection):
+    layout = replace(TABLES, protection=lambda servers: protection(servers, 2))
+    assert trained(layout, [PhaseFault(1, 3, "update")]) == by_rows
+    rows = torch.float32 if protection is ReplicateProtection else torch.bfloat16
+    assert KINDS[routing.ROWS] - {torch.int64} == {rows}
+
+
+def test_servers_with_rows_on_a_gpu_round_too(by_rows, gpu):
+    on_gpu = replace(TABLES, gpu=True)
+    left = run([PhaseFault(1, 3, "update")], on_gpu, script(), on_gpu=gpu)
+    calm = by_rows
+    if not gpu.is_imitated:
+        other = run((), replace(on_gpu, whole_tables=False), script(), on_gpu=gpu)
+        calm = other.tables, other.dense, other.logged
+    assert (left.tables, left.dense, left.logged) == calm
+
+
+def test_unrounded_sums_are_noticed(by_rows, monkeypatch):
+    right = ShardBags.gradients
+    monkeypatch.setattr(ShardBags, "gradients", lambda self, *rest: right(self, *rest[:-1]))
+    assert trained(TABLES) != by_rows
+
+
+class Cast(torch.autograd.Function):
+    """A cast to bfloat16 and back, of values and of their gradients."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.bfloat16().float()
+
+    @staticmethod
+    def backward(ctx, gradients):
+        return gradients.bfloat16().float()
+
+
+def test_the_definition_is_that_of_casts_in_plain_torch():
+    lone = script(steps=2)(None)
+    state = first_state()
+    for step in range(2):
+        summed = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        for slot in range(SLOTS):
+            for name, gradient in gradients_of(state, batch_of(step, slot)).items():
+                share = gradient / SLOTS
+                summed[name] += share if "top" in name else share.bfloat16().float()
+        for name, gradient in summed.items():
+            state[name] = state[name] - (0.1 if "top" in name else 0.3) * gradient
+    found = lone.state_dict()
+    assert found.keys() == state.keys()
+    # a last bit of a sum in another order may round to the next number of 16 bits
+    assert far_off(found, state) < 0.01
+    exact = script(torch.float32, steps=2)(None).state_dict()
+    assert far_off(exact, state) > 0.3
+
+
+def test_an_evaluation_has_the_scores_of_a_served_model_with_casts():
+    session = script(steps=1)(None)
+    for ids in session.eval_batches([batch_of(9, 0), batch_of(9, 1)]):
+        session.gather(bags=session.model.bags(ids).values())
+    served = Model(torch.device("cpu"))
+    served.load_state_dict(session.state_dict())
+    exact = served.bags(batch_of(9, 0)).values()
+    for part in served.bags.embedding_bags.values():
+        part.weight.data = part.weight.data.bfloat16().float()
+    cast = [served.bags(batch_of(9, slot)).values().bfloat16().float() for slot in (0, 1)]
+    assert torch.equal(session.gathered["bags"], torch.cat(cast))
+    assert not torch.equal(cast[0], exact)
+
+
+def far_off(one, other):
+    """The share of numbers that differ by more than a last bit or two."""
+    pairs = [(one[name].view(-1), other[name].view(-1)) for name in other]
+    ours, theirs = (torch.cat(parts) for parts in zip(*pairs))
+    return float(((ours - theirs).abs() > 1e-6).float().mean())
+
+
+def gradients_of(state, ids):
+    """Of a slot's loss, before the division, by the names of the model's parameters."""
+    parts = {name: tensor.clone().requires_grad_() for name, tensor in state.items()}
+    near = {
+        key: tensor.bfloat16().float().requires_grad_()
+        for name, tensor in state.items()
+        for key in [name.split(".")[-2]]
+        if key != "top"
+    }
+    jagged, pooled = ids.to_dict(), []
+    for key in (*SUMS, "mean"):
+        ends = jagged[key].offsets()
+        mode = "mean" if key == "mean" else "sum"
+        ids_of_key = jagged[key].values()
+        sums = embedding_bag(ids_of_key, near[key], ends, mode=mode, include_last_offset=True)
+        pooled.append(Cast.apply(sums))
+    out = linear(torch.cat(pooled, 1), parts["top.weight"], parts["top.bias"])
+    words = near["word"][jagged["word"].values()]
+    (out.sin().square().mean() + words.sin().square().mean()).backward()
+    return {
+        name: parts[name].grad if "top" in name else near[name.split(".")[-2]].grad
+        for name in state
+    }
