@@ -7,9 +7,10 @@
 A recipe is a script of `examples/` with a twin in plain torch; `lib/accuracy.py` lists all recipes.
 Every seed trains three times. Plain torch trains in one process. ECRM trains under `ecrm launch` on
 3 servers and 2 trainers, with 2 spares. The third training is the second with three SIGKILLs: a
-server, the main trainer and a second server die. A benchmark whose last two models differ in a bit
-ends with an error, and so does a benchmark without three deaths. A recipe without data is left out.
-Writes benchmarks/results/accuracy.csv.
+server, the main trainer and a second server die. Some recipes train two times more, with bfloat16
+on the wire: spread rows without kills, whole tables with kills. A benchmark whose models with and
+without kills differ in a bit ends with an error, and so does a benchmark without three deaths. A
+recipe without data is left out. Writes benchmarks/results/accuracy.csv.
 """
 
 from __future__ import annotations
@@ -19,13 +20,23 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 from lib import measure, tables
-from lib.accuracy import CALM, CONTENDERS, KILLED, PLAIN, RECIPES, Recipe, accuracy
+from lib.accuracy import (
+    CALM,
+    CONTENDERS,
+    KILLED,
+    PLAIN,
+    RECIPES,
+    ROUNDED,
+    ROUNDED_KILLED,
+    Recipe,
+    accuracy,
+)
 from lib.ratios import Row
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -70,10 +81,14 @@ def trained(
     if contender == PLAIN:
         words = [sys.executable, str(EXAMPLES / recipe.plain), *own]
         return values_of(recipe, measure.printed(recipe.plain, words, OMP_NUM_THREADS="1")), ""
-    kills = KILLS if contender == KILLED else ()
+    kills = KILLS if contender in (KILLED, ROUNDED_KILLED) else ()
+    if contender in (ROUNDED, ROUNDED_KILLED):
+        own += ["--wire-dtype", "bfloat16"]
     words = ["launch", str(EXAMPLES / recipe.script), *LAYOUT, "--run-dir", str(folder)]
     for number, (rank, phase) in enumerate(kills, 1):
         words += ["--kill", f"{rank}@{number * recipe.steps // 5}:{phase}"]
+    if contender == ROUNDED_KILLED:
+        words += ["--set", "cluster.placement=tables"]
     said = measure.ecrm(*words, "--", *own)
     summary = json.loads((folder / "summary.json").read_text())
     dead = sorted(rank for failure in summary["failures"] for rank in failure["ranks"])
@@ -82,13 +97,14 @@ def trained(
     return values_of(recipe, said), summary["model_sha256"]
 
 
-def check_equal(recipe: Recipe, seed: int, calm: object, killed: object) -> None:
+def check_equal(recipe: Recipe, seed: int, results: Mapping[str, object]) -> None:
     """End the program if a kill has changed the model or a metric."""
-    if calm != killed:
-        sys.exit(
-            f"{recipe.title}, seed {seed}: {CALM} gave {calm}, and {KILLED} {killed}: "
-            "the models must be equal to the bit"
-        )
+    for one, other in ((CALM, KILLED), (ROUNDED, ROUNDED_KILLED)):
+        if (calm := results.get(one)) != (killed := results.get(other)):
+            sys.exit(
+                f"{recipe.title}, seed {seed}: {one} gave {calm}, and {other} {killed}: "
+                "the models must be equal to the bit"
+            )
 
 
 def place(row: Row) -> tuple[int, str, int]:
@@ -123,11 +139,11 @@ def main(words: Sequence[str] | None = None) -> None:
             data = data_of(recipe, Path(scratch))
             for seed in seeds if data else ():
                 results = {}
-                for number, contender in enumerate(CONTENDERS):
+                for number, contender in enumerate(CONTENDERS if recipe.rounds else CONTENDERS[:3]):
                     folder = Path(scratch) / f"{name}-{seed}-{number}"
                     results[contender] = trained(recipe, contender, seed, data, folder)
                     print(f"{recipe.title}, seed {seed}, {contender}: {results[contender][0]}")
-                check_equal(recipe, seed, results[CALM], results[KILLED])
+                check_equal(recipe, seed, results)
                 rows = [row for row in rows if (row["recipe"], row["seed"]) != (name, str(seed))]
                 rows += [
                     {
@@ -137,7 +153,7 @@ def main(words: Sequence[str] | None = None) -> None:
                         "metric": metric,
                         "value": f"{value:.6f}",
                         "model_sha256": model,
-                        "killed_ranks": len(KILLS) if contender == KILLED else 0,
+                        "killed_ranks": len(KILLS) if contender in (KILLED, ROUNDED_KILLED) else 0,
                         **about,
                     }
                     for contender, (values, model) in results.items()

@@ -30,6 +30,7 @@ session = ecrm.Session(
     slots=SLOTS,
     seed=typed.seed,
     dense_optimizer=lambda parameters: reference.optimizer(parameters, **rates),
+    wire_dtype=getattr(torch, typed.wire_dtype),
 )
 
 

@@ -24,6 +24,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("ratings", help="the Parquet file of the ratings")
 parser.add_argument("--fold", type=int, choices=(0, 1, 2), default=0, help="held out; the seed")
 parser.add_argument("--epochs", type=int, default=20)
+parser.add_argument("--wire-dtype", choices=("float32", "bfloat16"), default="float32")
 typed = parser.parse_args()
 SLOTS, BATCH, FACTORS, RATE, DECAY = 2, 2048, 100, 0.005, 0.02
 """Batches of a step, their size, and the numbers of the model."""
@@ -59,7 +60,13 @@ model = EmbeddingCollection(
     device=torch.device("meta"),
 )
 apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": RATE})
-session = ecrm.Session(model, slots=SLOTS, seed=typed.fold, average_gradients=False)
+session = ecrm.Session(
+    model,
+    slots=SLOTS,
+    seed=typed.fold,
+    average_gradients=False,
+    wire_dtype=getattr(torch, typed.wire_dtype),
+)
 
 
 def rows_of(ids: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:

@@ -61,6 +61,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--held-out", type=float, default=0.1, help="the share of the last rows")
     parser.add_argument("--max-rows", type=int, default=40_000_000, help="most rows of a table")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--wire-dtype", choices=("float32", "bfloat16"), default="float32", help="with ECRM alone"
+    )
     parser.add_argument("--tables", choices=("meta", "cpu"), default="meta", help=TABLES)
     return parser.parse_args()
 

@@ -12,7 +12,9 @@ from lib.ratios import Row
 from lib.table_rows import groups, markdown, numbers
 
 PLAIN, CALM, KILLED = "plain torch", "ECRM", "ECRM, three kills"
-CONTENDERS = (PLAIN, CALM, KILLED)
+ROUNDED, ROUNDED_KILLED = "ECRM, bfloat16", "ECRM, bfloat16, three kills"
+CONTENDERS = (PLAIN, CALM, KILLED, ROUNDED, ROUNDED_KILLED)
+SHOWN = (PLAIN, CALM, KILLED, ROUNDED)
 DIGITS = 4
 MOVIELENS = Path(
     sys.prefix,
@@ -43,7 +45,8 @@ class Recipe:
     `examples/`. `words` come behind the data, then `seed_option` and the seed. `steps` is the
     number of steps, for choosing the steps of kills. `published` has the numbers by metric, empty
     without a number, and `source` their address. `comparable` is False if the recipe trains on a
-    part of the published data. `criteo`: the data are Criteo text, to be prepared first.
+    part of the published data. `criteo`: the data are Criteo text, to be prepared first. `rounds`:
+    the script takes `--wire-dtype`, and trains with bfloat16 on the wire, too.
     """
 
     title: str
@@ -59,6 +62,7 @@ class Recipe:
     smoke: tuple[str, ...] = ()
     smoke_steps: int = 0
     criteo: bool = False
+    rounds: bool = False
 
     @property
     def metrics(self) -> list[str]:
@@ -78,6 +82,7 @@ RECIPES: dict[str, Recipe] = {
         source=SURPRISE,
         smoke=("--epochs", "2"),
         smoke_steps=33,
+        rounds=True,
     ),
     "hstu": Recipe(
         title="HSTU, small, MovieLens-100k",
@@ -126,6 +131,7 @@ RECIPES: dict[str, Recipe] = {
             smoke=("--model", name, *PART, "--narrow", "8", "--epochs", "1"),
             smoke_steps=31,
             criteo=True,
+            rounds=name == "mlperf",
         )
         for name, title, steps, area, source, few in (
             ("kaggle", "DLRM of facebookresearch, 10,000 Criteo rows", 124, "", FACEBOOK, FEW),
@@ -143,8 +149,8 @@ RECIPES: dict[str, Recipe] = {
 
 
 def accuracy(rows: Sequence[Row]) -> list[str]:
-    """The published number of each recipe and metric beside three trainings here."""
-    header = ("recipe", "metric", "published", *CONTENDERS, "models of the last two")
+    """The published number of each recipe and metric beside trainings here."""
+    header = ("recipe", "metric", "published", *SHOWN, "models with kills and without")
     measured = groups(rows, "recipe", "metric")
     lines = [
         (recipe.title, metric, published(recipe, metric), *trained(measured.get((name, metric))))
@@ -162,15 +168,19 @@ def published(recipe: Recipe, metric: str) -> str:
 
 
 def trained(rows: Sequence[Row] | None) -> list[str]:
-    """The numbers of all contenders, and how many models of the last two are equal."""
+    """The numbers of contenders, and how many models with kills equal the ones without."""
     if rows is None:
-        return ["not measured yet", "-", "-", "-"]
+        return ["not measured yet", *["-"] * len(SHOWN)]
     mine = {of: rows_of for (of,), rows_of in groups(rows, "contender").items()}
-    calm, killed = ([row["model_sha256"] for row in mine[of]] for of in (CALM, KILLED))
-    equal = sum(one == other for one, other in zip(calm, killed, strict=True))
+    pairs = [
+        (one["model_sha256"], other["model_sha256"])
+        for calm, killed in ((CALM, KILLED), (ROUNDED, ROUNDED_KILLED))
+        for one, other in zip(mine.get(calm, ()), mine.get(killed, ()), strict=True)
+    ]
+    equal = sum(one == other for one, other in pairs)
     return [
-        *(mean_and_spread(numbers(mine[of], "value")) for of in CONTENDERS),
-        f"equal to the bit, {equal} of {len(calm)}",
+        *(mean_and_spread(numbers(mine[of], "value")) if of in mine else "-" for of in SHOWN),
+        f"equal to the bit, {equal} of {len(pairs)}",
     ]
 
 

@@ -40,9 +40,15 @@ def test_the_table_has_the_mean_the_spread_and_the_equal_models(lib):
         "| SVD with biases, MovieLens-100k | RMSE | [0.9440](https://github.com/"
     )
     assert "| 0.9400 (0.9300 to 0.9500) | 0.9410 (0.9410 to 0.9410) |" in line
-    assert line.endswith("| equal to the bit, 2 of 3 |")
+    assert line.endswith("| - | equal to the bit, 2 of 3 |")
+    rows += [row(lib.ROUNDED, seed, "0.942", "model") for seed in range(3)]
+    rows += [row(lib.ROUNDED_KILLED, seed, "0.942", "model") for seed in range(3)]
+    found = lib.accuracy(rows)[2]
+    assert found.endswith("| 0.9420 (0.9420 to 0.9420) | equal to the bit, 5 of 6 |")
     assert len(others) == sum(len(recipe.metrics) for recipe in lib.RECIPES.values()) - 1
-    assert others[0] == "| HSTU, small, MovieLens-100k | HR@10 | - | not measured yet | - | - | - |"
+    assert others[0] == (
+        "| HSTU, small, MovieLens-100k | HR@10 | - | not measured yet | - | - | - | - |"
+    )
     assert all("), on all data | not measured yet |" in other for other in others[2:6])
     unpublished = [other for other in others[6:] if " | - | not measured yet |" in other]
     assert len(unpublished) == 3 and "| [0.80275](https://github.com/mlcommons/" in others[8]
@@ -51,10 +57,12 @@ def test_the_table_has_the_mean_the_spread_and_the_equal_models(lib):
 def test_a_changed_model_or_metric_ends_the_benchmark(lib):
     bench, recipe = program("bench_accuracy"), lib.RECIPES["svd"]
     calm = ({"RMSE": 0.94}, "aa")
-    bench.check_equal(recipe, 0, calm, ({"RMSE": 0.94}, "aa"))
+    bench.check_equal(recipe, 0, {lib.CALM: calm, lib.KILLED: ({"RMSE": 0.94}, "aa")})
     for killed in (({"RMSE": 0.94}, "ab"), ({"RMSE": 0.95}, "aa")):
         with pytest.raises(SystemExit, match="seed 0: .*the models must be equal to the bit"):
-            bench.check_equal(recipe, 0, calm, killed)
+            bench.check_equal(recipe, 0, {lib.CALM: calm, lib.KILLED: killed})
+        with pytest.raises(SystemExit, match="ECRM, bfloat16 gave .*equal to the bit"):
+            bench.check_equal(recipe, 0, {lib.ROUNDED: calm, lib.ROUNDED_KILLED: killed})
 
 
 def test_a_metric_that_a_script_does_not_print_ends_the_benchmark(lib):
