@@ -9,6 +9,8 @@ Agent and head machine talk by datagrams with proofs (see Talk): no connection c
 kills its ranks when the head is not heard, or does not hear, before the head gives the host up. A
 host that was only cut off therefore comes back without its ranks. A rank stopped for the keep-alive
 time is killed; when the agent itself is stopped, the guards kill their ranks.
+
+The agent also carries the beats of its ranks to the head of the run: one datagram for all ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 START_SECONDS = 30.0  # for the starter, the order and the first answer
@@ -36,6 +38,8 @@ PATIENCE = {"agent": 0.7, "head": 0.9}
 # patience of a rank's guard with a stopped agent, passed by the variable
 GUARD_PATIENCE, GUARDS_SHARE = "ECRM_AGENT_SECONDS", 0.6
 RANK = "PMIX_RANK"  # the variable with the number of a rank
+LINKS, BEATS_TO = "ECRM_LINKS", "ECRM_BEATS"  # the rendezvous of a run; where its ranks beat to
+LONGEST_BEAT = 0.5  # seconds between two beats, however long the keep-alive time
 # signals that may be passed on to the ranks
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 MOST_BYTES = 1100  # of a message: a datagram fits into a frame of Ethernet
@@ -236,6 +240,84 @@ def understood(message: bytes) -> tuple[int, int, bytes] | dict[str, Any]:
     raise Lost("what came is no message")
 
 
+class Beats:
+    """The beats of a host's ranks, on the way to the head of the run in one datagram.
+
+    A rank beats as if the agent were the head: a datagram of `FORM`, as in `membership_socket`, with
+    the proof of the rank. The last beat of each rank waits here. `say` sends all waiting beats
+    together; the head answers in one datagram, and `hand_out` gives each rank its answer. So a
+    rank's lease and its end stay with the rank and the head. The agent proves no beat of its own.
+    """
+
+    FORM = struct.Struct("<Q16sQQQ")  # magic, run, kind, rank, number
+    _MOST = 65_507 // (FORM.size + DIGEST_BYTES)  # beats in a datagram
+
+    def __init__(self, links: str) -> None:
+        """`links` is the rendezvous of the run. Raises OSError without a way to the head."""
+        _, secret, address, port, keep_alive = json.loads(links)
+        self._secret = bytes.fromhex(secret)
+        self._pause, self._next = min(BEAT * keep_alive, LONGEST_BEAT), 0.0
+        self.head, self._here = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+        self.head.connect((address, port))
+        self._here.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self._here.bind((self.head.getsockname()[0], 0))
+        for each in (self.head, self._here):
+            each.setblocking(False)
+        self._last: dict[int, int] = {}
+        self._where: dict[int, Any] = {}
+
+    @property
+    def place(self) -> str:
+        """Where the ranks beat to, as text."""
+        return "{}:{}".format(*self._here.getsockname())
+
+    def next(self) -> float:
+        """Seconds until `say` has something to do."""
+        return max(self._next - time.monotonic(), 0.0)
+
+    def say(self) -> None:
+        """Send the beats that have come, at most one of each rank, if it is time."""
+        if self.next() > 0:
+            return
+        self._next = time.monotonic() + self._pause
+        waiting: dict[int, bytes] = {}
+        for datagram, sender in _datagrams(self._here):
+            text, proof = datagram[: self.FORM.size], datagram[self.FORM.size :]
+            right = hmac.digest(self._secret, text, "sha256")
+            if len(text) < self.FORM.size or not hmac.compare_digest(proof, right):
+                continue
+            rank, number = self.FORM.unpack(text)[3:]
+            if number > self._last.get(rank, 0):  # a later beat of a rank says all of an earlier
+                self._last[rank], self._where[rank] = number, sender
+                waiting[rank] = datagram
+        beats = [*waiting.values()]
+        for first in range(0, len(beats), self._MOST):
+            with contextlib.suppress(OSError):  # as lost datagrams
+                self.head.send(b"".join(beats[first : first + self._MOST]))
+
+    def hand_out(self) -> None:
+        """Give each rank the answer of the head; the ranks check its proof."""
+        size = self.FORM.size + DIGEST_BYTES
+        for datagram, _ in _datagrams(self.head):
+            for first in range(0, len(datagram) - size + 1, size):
+                answer = datagram[first : first + size]
+                rank = self.FORM.unpack_from(answer)[3]
+                if rank in self._where:
+                    with contextlib.suppress(OSError):
+                        self._here.sendto(answer, self._where[rank])
+
+
+def _datagrams(at: socket.socket) -> Iterator[tuple[bytes, Any]]:
+    """The datagrams that have come."""
+    while True:
+        try:
+            yield at.recvfrom(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:  # told of an earlier datagram that did not arrive
+            continue
+
+
 class HostedRank:
     """A rank of this host: its process, its pipes, and its end."""
 
@@ -326,6 +408,10 @@ class Agent:
         self._both.register(self._outputs.fileno(), selectors.EVENT_READ)
         self._asked_to_end = False
         self._asked: list[int] = []
+        links = {**order["variables"], **next(iter(order["ranks"]))[1]}.get(LINKS)
+        self._beats = None if links is None else Beats(links)
+        if self._beats is not None:
+            self._events.register(self._beats.head, selectors.EVENT_READ)
 
     def meet(self) -> None:
         """Wait for the first answer of the head. Raises OSError."""
@@ -373,6 +459,7 @@ class Agent:
             **self._order["variables"],
             **more,
             GUARD_PATIENCE: str(GUARDS_SHARE * self._order["keep_alive"]),
+            **({} if self._beats is None else {BEATS_TO: self._beats.place}),
         }
         try:
             os.chdir(self._order["folder"])
@@ -390,15 +477,15 @@ class Agent:
         for datagram in self._talk.due():
             with contextlib.suppress(OSError):  # as a lost datagram
                 self._socket.send(datagram)
+        pause = self._talk.next()
+        if self._beats is not None:
+            self._beats.say()
+            pause = min(pause, self._beats.next())
         ending = any(rank.is_ending for rank in self._ranks.values())
-        wait.select((0.005 if ending else self._talk.next()) if idle else 0)
-        while True:
-            try:
-                datagram = self._socket.recv(1 << 16)
-            except BlockingIOError:
-                break
-            except OSError:  # told of an earlier datagram that did not arrive
-                continue
+        wait.select((0.005 if ending else pause) if idle else 0)
+        if self._beats is not None:
+            self._beats.hand_out()
+        for datagram, _ in _datagrams(self._socket):
             for message in self._talk.hear(datagram) or ():
                 self._heed(understood(message))
         if wait is self._both:

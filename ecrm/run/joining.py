@@ -22,7 +22,7 @@ from ecrm.base.console import say
 from ecrm.base.errors import UsageError
 from ecrm.process.neighbours import RANK
 from ecrm.process.preflight import FAULT_TOLERANT, SIZE, host_name
-from ecrm.process.remote_agent import GUARD_PATIENCE
+from ecrm.process.remote_agent import BEATS_TO, GUARD_PATIENCE
 from ecrm.run.reading import launch_id, read_json
 from ecrm.run.run_lock import JOIN
 from ecrm.run.session_folders import has_ended, session_folder
@@ -124,10 +124,12 @@ def link_transport(text: str, life: str) -> LinkTransport:
     _rendezvous[:] = [text]
     rendezvous = Rendezvous.of_text(text)
     rank, ranks = (int(os.environ[name]) for name in (RANK, SIZE))
+    address, colon, port = os.environ.pop(BEATS_TO, "").partition(":")
+    beats_to = (address, int(port)) if colon else None
     if not life:
-        return LinkTransport(rank, ranks, rendezvous)
+        return LinkTransport(rank, ranks, rendezvous, beats_to=beats_to)
     name, _, run_dir = life.partition(" ")
-    transport = LinkTransport(rank, ranks, rendezvous, life=name, host=host_name())
+    transport = LinkTransport(rank, ranks, rendezvous, name, host_name(), beats_to)
     transport.live = tuple(range(ranks))  # as at the start, until `enter`
     file = JoinFile.read(Path(run_dir))
     transport.rounds_at_start = file.rounds

@@ -63,6 +63,9 @@ class LinkTransport(PackedTransport):
     A process with a `life` joins a run under way, in the place of a lost rank. `enter` waits for
     the epoch, and comes before any other call. `host` is the name of the process's host then.
 
+    `beats_to` is the place of the agent that carries the beats of this host's ranks. Without such
+    an agent the rank beats to the head.
+
     Not thread safe: a single thread makes all calls. A waiting call sleeps, and holds no GIL.
 
     Raises EcrmError if this rank cannot join, and UsageError if this host allows too few files.
@@ -75,6 +78,7 @@ class LinkTransport(PackedTransport):
         rendezvous: Rendezvous,
         life: str = "",
         host: str = "",
+        beats_to: tuple[str, int] | None = None,
     ) -> None:
         super().__init__(ranks)
         _allow_files(ranks + OTHER_FILES)
@@ -88,6 +92,7 @@ class LinkTransport(PackedTransport):
         identity = Identity(rendezvous.run, rendezvous.secret, rank)
         self._carrier = Carrier(identity, ranks, settings, address)
         self.joined, self._head = bool(life), rendezvous.head
+        self._beats_to = rendezvous.head if beats_to is None else beats_to
         place = [address, self._carrier.port]
         self._member = Member(rank, place, self._unheard_pause, life, host)
         self._socket = MemberSocket(
@@ -101,7 +106,7 @@ class LinkTransport(PackedTransport):
         """Asked by a newcomer once a second: why no rank can join any more, "" if ranks can."""
         self._places: dict[int, Any] = {}
         if not life:
-            self._carrier.lease(*rendezvous.head, keep_alive)
+            self._carrier.lease(*self._beats_to, keep_alive)
             self._join(rendezvous.head)
 
     @property
@@ -126,7 +131,7 @@ class LinkTransport(PackedTransport):
             if why:
                 raise EcrmError(f"rank {self.rank} cannot join the run: {why}")
         # beats before the epoch would have no answer
-        self._carrier.lease(*self._head, self._keep_alive, self._member.beats)
+        self._carrier.lease(*self._beats_to, self._keep_alive, self._member.beats)
         self._begin_epoch()
 
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:

@@ -180,7 +180,7 @@ class HeadServer:
             datagram, sender = self._socket.recvfrom(MOST_BYTES)
         except OSError:
             return False
-        if len(datagram) == BEAT.size + DIGEST_BYTES and self._beat(datagram, sender):
+        if self._answer_beats(datagram, sender):
             return True
         message = decoded(self._run, self._secret, datagram)
         if message is None:
@@ -201,21 +201,35 @@ class HeadServer:
             self._head.hear(self._clock(), message)
         return True
 
-    def _beat(self, datagram: bytes, sender: Any) -> bool:
-        """Answer a beat; return whether the datagram is a beat of this run."""
-        text, proof = datagram[: BEAT.size], datagram[BEAT.size :]
+    def _answer_beats(self, datagram: bytes, sender: Any) -> bool:
+        """Answer the beats of a rank, or of the ranks of a host, in one datagram.
+
+        Returns whether the datagram has beats of this run.
+        """
+        size = BEAT.size + DIGEST_BYTES
+        if not datagram or len(datagram) % size:
+            return False
+        beats = [datagram[first : first + size] for first in range(0, len(datagram), size)]
+        answers = [self._answer(beat) for beat in beats]
+        if any(answers):
+            self._send_to(b"".join(filter(None, answers)), sender)
+        return any(answer is not None for answer in answers)
+
+    def _answer(self, beat: bytes) -> bytes | None:
+        """The answer to a beat, empty if there is none; `None` if this is no beat of this run."""
+        text, proof = beat[: BEAT.size], beat[BEAT.size :]
         magic, run, kind, rank, number = BEAT.unpack(text)
         right = hmac.new(self._secret, text, hashlib.sha256).digest()
         if (magic, run, kind) != (BEAT_MAGIC, self._run, BEATS) or not hmac.compare_digest(
             proof, right
         ):
-            return False
+            return None
         # a late or replayed beat is no sign of life
         if number > self._beats.get(rank, 0) and self._head.beat(self._clock(), rank):
             self._beats[rank] = number
             answer = BEAT.pack(magic, run, ANSWERS, rank, number)
-            self._send_to(answer + hmac.new(self._secret, answer, hashlib.sha256).digest(), sender)
-        return True
+            return answer + hmac.new(self._secret, answer, hashlib.sha256).digest()
+        return b""
 
     def _send(self) -> None:
         for rank, message in self._head.take():

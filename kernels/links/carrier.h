@@ -35,6 +35,7 @@ constexpr int kPassItems = 256;         // connections to accept, or beats to he
 constexpr size_t kMostStrangers = 64;  // connections without a proof, or as many as ranks if more
 constexpr double kLeaseShare = 0.8;    // of the keep-alive time: the head waits for longer
 constexpr double kBeatShare = 0.05;
+constexpr double kLongestBeat = 0.5;
 
 // A sign of life of a rank to the head, and the head's answer; a proof follows each.
 struct Beat {
@@ -59,7 +60,7 @@ inline double lease_now() { return clock_now(CLOCK_BOOTTIME); }
 class Lease {
  public:
   Lease(double keep_alive, double now, uint64_t last)
-      : patience_(kLeaseShare * keep_alive), pause_(kBeatShare * keep_alive), known_(now),
+      : patience_(kLeaseShare * keep_alive), pause_(std::min(kBeatShare * keep_alive, kLongestBeat)), known_(now),
         number_(last) {}
   // The number of a beat to send; 0: none is due.
   uint64_t beat(double now) {
@@ -147,7 +148,7 @@ class Carrier {
     }
     progress(0);
   }
-  // Beats to the head from now on, at the cost of this process where it does not answer. Numbers
+  // Beats to the head, or to the agent that carries the beats to it, from now on, at the cost of this process where it does not answer. Numbers
   // of beats are above `last`: the beats of an earlier process with this rank are below.
   bool lease(const char* address, int port, double keep_alive, uint64_t last) {
     std::lock_guard<std::mutex> lock(lock_);

@@ -161,6 +161,37 @@ def test_the_head_of_the_run_is_told_of_a_death_at_once(reach):
     server.close()
 
 
+def test_the_agent_carries_the_beats_of_its_ranks(reach):
+    head = Head(["there"] * 2, KEEP_ALIVE)
+    server = HeadServer(head, bytes(16), b"secret", "127.0.0.1", print)
+    rendezvous = Rendezvous(bytes(16), b"secret", server.place, KEEP_ALIVE)
+    sent: set[tuple[str, int]] = set()
+    answer = server._answer_beats
+
+    def answers(datagram, sender):
+        beats = answer(datagram, sender)
+        sent.update([sender] if beats else [])
+        return beats
+
+    server._answer_beats = answers
+    run = reach(sys.executable, "-c", BEATS, ranks=2, **{LINKS: rendezvous.text()})
+    assert run.communicate(timeout=30) == ("well\n" * 2, "")
+    assert len(head._answered) == 2 and len(sent) == 1, "from the agent alone"
+    server.close()
+
+
+BEATS = """
+import os, time
+from ecrm.kernels.links import Identity, Settings
+from ecrm.transport.carrier import Carrier
+rank, address, port = int(os.environ["PMIX_RANK"]), *os.environ["ECRM_BEATS"].split(":")
+carrier = Carrier(Identity(bytes(16), b"secret", rank), 2, Settings(), address)
+carrier.lease(address, int(port), KEEP_ALIVE)
+time.sleep(2 * KEEP_ALIVE)
+print("well", flush=True)
+""".replace("KEEP_ALIVE", str(KEEP_ALIVE))
+
+
 def test_a_signal_is_passed_on_to_all_ranks(reach, tmp_path):
     program = (
         f"trap 'echo caught; exit 5' USR1; touch {tmp_path}/$PMIX_RANK.up; "
