@@ -249,7 +249,7 @@ class Beats:
     rank's lease and its end stay with the rank and the head. The agent proves no beat of its own.
     """
 
-    FORM = struct.Struct("<Q16sQQQ")  # magic, run, kind, rank, number
+    FORM = struct.Struct("<Q16sQQQQ")  # magic, run, kind, rank, number, news
     _MOST = 65_507 // (FORM.size + DIGEST_BYTES)  # beats in a datagram
 
     def __init__(self, links: str) -> None:
@@ -286,7 +286,7 @@ class Beats:
             right = hmac.digest(self._secret, text, "sha256")
             if len(text) < self.FORM.size or not hmac.compare_digest(proof, right):
                 continue
-            rank, number = self.FORM.unpack(text)[3:]
+            rank, number = self.FORM.unpack(text)[3:5]
             if number > self._last.get(rank, 0):  # a later beat of a rank says all of an earlier
                 self._last[rank], self._where[rank] = number, sender
                 waiting[rank] = datagram

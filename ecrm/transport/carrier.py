@@ -80,6 +80,10 @@ class Carrier:
         if not self._library.ecrm_carrier_lease(self._at, address.encode(), port, keep_alive, last):
             raise EcrmError(f"cannot reach the head machine at {address} from {self.address}")
 
+    def news(self) -> int:
+        """The number of the head's state, as in the last answer to a beat; 0 without an answer."""
+        return int(self._library.ecrm_carrier_news(self._at))
+
     def end_lease(self) -> None:
         """Beat no more; this process may go on without answers."""
         self._library.ecrm_carrier_end_lease(self._at)

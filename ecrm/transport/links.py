@@ -158,7 +158,7 @@ class LinkTransport(PackedTransport):
         while not self._member.begun():
             self._news()
             self._member.want(admit)
-            self._socket.turn(self._unheard(), REPEAT_SECONDS / 5)
+            self._turn(REPEAT_SECONDS / 5)
         self._begin_epoch()
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class LinkTransport(PackedTransport):
             or time.monotonic() > end - CLOSE_SECONDS / 2
         ):
             self._news()
-            self._socket.turn(self._unheard())
+            self._turn()
         self._carrier.end_lease()
         self._member.leave()
         end = min(end, time.monotonic() + CLOSE_SECONDS)
@@ -293,14 +293,19 @@ class LinkTransport(PackedTransport):
     def _begin(self) -> None:
         """A call begins: it fails at once, if the head has told of a death or a shrink."""
         self._call_number += 1
-        self._socket.turn(self._unheard())
+        self._turn()
         self._heed()
 
     def _look(self) -> None:
         """Look for news in a wait. Raises PeerFailure after a death, and after a shrink."""
         self._news()
-        self._socket.turn(self._unheard())
+        self._turn()
         self._heed()
+
+    def _turn(self, seconds: float = 0.0) -> None:
+        """Exchange words with the head; wait so many seconds for the first word to come."""
+        self._member.know_news(self._carrier.news())
+        self._socket.turn(self._unheard(), seconds)
 
     def _news(self) -> None:
         if self._member.fenced:

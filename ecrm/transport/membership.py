@@ -12,7 +12,7 @@ comes. `ecrm.transport.membership_socket` carries the messages by UDP, out of re
 | message | from | says |
 |---|---|---|
 | join | member | my address; answered by `world` once all have joined |
-| ask | member | a look at the state, while the member waits; answered by `state` |
+| ask | member | a look at the state, after an answer to a beat tells of news; answered by `state` |
 | want | member | my calls of this epoch have ended |
 | unheard | member | no connection to these ranks for half the keep-alive time |
 | leave | member | this rank leaves on purpose |
@@ -53,11 +53,11 @@ from enum import Enum, IntEnum
 from typing import Any
 
 REPEAT_SECONDS = 0.05
-"""Time before a member repeats a wish without an answer."""
+"""Time before a member first repeats a wish without an answer."""
 LONGEST_JOIN_PAUSE = 1.0
 """The time before a member asks again to join doubles up to this time."""
 ASK_SECONDS = 0.25
-"""Time between two looks of a waiting member at the state of the head."""
+"""Longest time between two looks, or two wishes for an epoch, of a member without an answer."""
 ENTER_PATIENCE = 1.0
 """The least seconds without a word after which a newcomer counts as gone."""
 GATHER = 0.25
@@ -147,6 +147,7 @@ class Head:
         self.outbox: dict[tuple[int, str, str], Message] = {}
         """At most one message of a kind to a life of a rank; a later message replaces it."""
         self.lines: list[str] = []
+        self._news, self._state_before = 0, [1, self._state()]
 
     def hear(self, now: float, message: Mapping[str, Any]) -> None:
         """Take a message of a member. A message of another form has no effect."""
@@ -193,6 +194,12 @@ class Head:
             return False
         self._answered[rank] = now
         return True
+
+    def news(self) -> int:
+        """The number of the state told to members, larger after every change."""
+        if (state := [self.epoch, self._state()]) != self._state_before:
+            self._news, self._state_before = self._news + 1, state
+        return self._news
 
     def hear_of_deaths(self, now: float, ranks: Any) -> None:
         """Take the watcher's word, said a few times: processes of ranks that joined live on."""
@@ -306,6 +313,9 @@ class Head:
                 self._say(each, "world", at=everybody)
 
     def _tell_state(self, rank: int) -> None:
+        self._say(rank, "state", news=self.news(), **self._state())
+
+    def _state(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "dead": sorted(self.dead),
             "left": sorted(self.left),
@@ -315,7 +325,7 @@ class Head:
             fields["waiting"] = waiting
         if self.stop is not None:
             fields["stop"] = self.stop
-        self._say(rank, "state", **fields)
+        return fields
 
     def _want(self, rank: int, admit: Any) -> None:
         first = not self._wanting
@@ -410,7 +420,8 @@ class Member:
         self.rank, self._at, self._unheard_pause = rank, list(at), unheard_pause
         self._life, self._host = life, host
         self._next = self._next_unheard = 0.0
-        self._join_pause = REPEAT_SECONDS
+        self._pause = REPEAT_SECONDS
+        self._news, self._told_news = 0, math.inf
         self.phase = Phase.ENTERING if life else Phase.JOINING
         self.epoch = 1
         self.live: tuple[int, ...] = ()
@@ -459,6 +470,17 @@ class Member:
             self.dead, self.left = frozenset(message["dead"]), frozenset(message["left"])
             self.waiting = bool(message.get("waiting"))
             self.stop = message.get("stop")
+            self._news = max(self._news, message.get("news", 0))
+
+    def know_news(self, number: float) -> None:
+        """The head has answered a beat with this number of its state.
+
+        From then on the member asks for the state only after news. Before, the member asks again
+        and again.
+        """
+        if number != self._told_news:
+            self._told_news = number
+            self._at_once()
 
     def want(self, admit: Admit = Admit.NO) -> None:
         """This rank has left its calls and wants the next epoch.
@@ -466,7 +488,8 @@ class Member:
         The epoch has the ranks that wait, if a member asks so and all other members admit ranks.
         """
         if self.phase is not Phase.WANTING:
-            self.phase, self._next, self._admit = Phase.WANTING, 0.0, admit
+            self.phase, self._admit = Phase.WANTING, admit
+            self._at_once()
 
     def begun(self) -> bool:
         """Whether the next epoch has begun; a member that wants the epoch is in it then."""
@@ -482,7 +505,8 @@ class Member:
 
     def leave(self) -> None:
         """This rank leaves on purpose."""
-        self.phase, self._next = Phase.LEAVING, 0.0
+        self.phase = Phase.LEAVING
+        self._at_once()
 
     def all_left(self) -> bool:
         """Whether every member has left, or is dead."""
@@ -496,14 +520,14 @@ class Member:
         if unheard and now >= self._next_unheard:
             self._next_unheard = now + self._unheard_pause
             said.append(self._message("unheard", peers=sorted(unheard)))
-        if now >= self._next:
-            pauses = {
-                Phase.JOINING: self._join_pause,
-                Phase.ENTERING: ASK_SECONDS,
-                Phase.LIVE: ASK_SECONDS,
-            }
-            self._next = now + pauses.get(self.phase, REPEAT_SECONDS)
-            self._join_pause = min(2 * self._join_pause, LONGEST_JOIN_PAUSE)
+        knows = self.phase is Phase.LIVE and self._told_news <= self._news
+        if now >= self._next and not knows:
+            longest = {
+                Phase.JOINING: LONGEST_JOIN_PAUSE,
+                Phase.LEAVING: REPEAT_SECONDS,
+            }.get(self.phase, ASK_SECONDS)
+            self._next = now + min(self._pause, longest)
+            self._pause = min(2 * self._pause, longest)
             more: dict[Phase, dict[str, Any]] = {
                 Phase.JOINING: {"at": self._at},
                 Phase.ENTERING: {"at": self._at, "host": self._host, "number": self._number},
@@ -511,6 +535,10 @@ class Member:
             }
             said.append(self._message(self.phase.value, **more.get(self.phase, {})))
         return said
+
+    def _at_once(self) -> None:
+        """Have the next `due` say what is to be said."""
+        self._next, self._pause = 0.0, REPEAT_SECONDS
 
     def _message(self, kind: str, **fields: Any) -> Message:
         life = {"life": self._life} if self._life else {}

@@ -24,8 +24,8 @@ from ecrm.transport.membership import Head, Member
 DIGEST_BYTES = 32
 MOST_BYTES = 65_507
 """The longest datagram of UDP: the places of about 2,000 ranks."""
-BEAT = struct.Struct("<Q16sQQQ")
-"""A beat of a rank, as `Beat` of kernels/links/carrier.h: magic, run, kind, rank, number."""
+BEAT = struct.Struct("<Q16sQQQQ")
+"""A beat of a rank, as `Beat` of kernels/links/carrier.h: magic, run, kind, rank, number, news."""
 BEAT_MAGIC = 0x3174616562726365
 BEATS, ANSWERS = 1, 2
 BUFFER_BYTES = 4 << 20
@@ -210,15 +210,16 @@ class HeadServer:
         if not datagram or len(datagram) % size:
             return False
         beats = [datagram[first : first + size] for first in range(0, len(datagram), size)]
-        answers = [self._answer(beat) for beat in beats]
+        news = self._head.news()
+        answers = [self._answer(beat, news) for beat in beats]
         if any(answers):
             self._send_to(b"".join(filter(None, answers)), sender)
         return any(answer is not None for answer in answers)
 
-    def _answer(self, beat: bytes) -> bytes | None:
+    def _answer(self, beat: bytes, news: int) -> bytes | None:
         """The answer to a beat, empty if there is none; `None` if this is no beat of this run."""
         text, proof = beat[: BEAT.size], beat[BEAT.size :]
-        magic, run, kind, rank, number = BEAT.unpack(text)
+        magic, run, kind, rank, number, _ = BEAT.unpack(text)
         right = hmac.new(self._secret, text, hashlib.sha256).digest()
         if (magic, run, kind) != (BEAT_MAGIC, self._run, BEATS) or not hmac.compare_digest(
             proof, right
@@ -227,7 +228,7 @@ class HeadServer:
         # a late or replayed beat is no sign of life
         if number > self._beats.get(rank, 0) and self._head.beat(self._clock(), rank):
             self._beats[rank] = number
-            answer = BEAT.pack(magic, run, ANSWERS, rank, number)
+            answer = BEAT.pack(magic, run, ANSWERS, rank, number, news)
             return answer + hmac.new(self._secret, answer, hashlib.sha256).digest()
         return b""
 

@@ -42,8 +42,9 @@ struct Beat {
   uint64_t magic;
   uint8_t run[kRunBytes];
   uint64_t kind, rank, number;
+  uint64_t news;  // in answers: the number of the head's state, larger after every change
 };
-static_assert(sizeof(Beat) == 48, "without gaps");
+static_assert(sizeof(Beat) == 56, "without gaps");
 constexpr uint64_t kBeatMagic = 0x3174616562726365;  // "ecrbeat1"
 enum BeatKind : uint64_t { kBeats = 1, kAnswers = 2 };
 
@@ -163,6 +164,11 @@ class Carrier {
     lease_.reset(new Lease(keep_alive, lease_now(), last));
     watch(beats_, EPOLLIN, kBeatSocket, EPOLL_CTL_ADD);
     return true;
+  }
+  // The number of the head's state, as of its last answer to a beat.
+  uint64_t news() {
+    std::lock_guard<std::mutex> lock(lock_);
+    return news_;
   }
   void end_lease() {
     std::lock_guard<std::mutex> lock(lock_);
@@ -546,8 +552,8 @@ class Carrier {
     }
   }
 
-  Beat beat_of(uint64_t kind, uint64_t number) const {
-    Beat beat{kBeatMagic, {}, kind, me_.rank, number};
+  Beat beat_of(uint64_t kind, uint64_t number, uint64_t news = 0) const {
+    Beat beat{kBeatMagic, {}, kind, me_.rank, number, news};
     memcpy(beat.run, me_.run.data(), kRunBytes);
     return beat;
   }
@@ -576,10 +582,12 @@ class Carrier {
       const std::string text(bytes, sizeof(Beat));
       Beat beat;
       memcpy(&beat, bytes, sizeof beat);
-      const Beat right = beat_of(kAnswers, beat.number);
+      const Beat right = beat_of(kAnswers, beat.number, beat.news);
       if (memcmp(&beat, &right, sizeof beat) == 0 &&
-          same(std::string(bytes + sizeof(Beat), kDigestBytes), hmac(me_.secret, text)))
+          same(std::string(bytes + sizeof(Beat), kDigestBytes), hmac(me_.secret, text))) {
         lease_->heard(beat.number);
+        news_ = std::max(news_, beat.news);
+      }
     }
   }
 
@@ -590,7 +598,7 @@ class Carrier {
   std::vector<std::unique_ptr<Stranger>> strangers_;
   int listener_ = -1, poll_ = -1, beats_ = -1, port_ = 0;
   std::unique_ptr<Lease> lease_;
-  uint64_t refused_ = 0, silent_ = 0, refused_address_ = 0;
+  uint64_t news_ = 0, refused_ = 0, silent_ = 0, refused_address_ = 0;
   double last_ = 0, looked_ = 0, paused_until_ = 0;
   bool woken_ = false, stopping_ = false, told_files_ = false;
   std::mutex lock_, sleep_;

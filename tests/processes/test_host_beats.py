@@ -57,8 +57,10 @@ def server() -> Iterator[Counted]:
     found.close()
 
 
-def beat(rank: int, number: int, kind: int = BEATS, secret: bytes = SECRET) -> bytes:
-    text = BEAT.pack(BEAT_MAGIC, RUN, kind, rank, number)
+def beat(
+    rank: int, number: int, kind: int = BEATS, news: int = 0, secret: bytes = SECRET
+) -> bytes:
+    text = BEAT.pack(BEAT_MAGIC, RUN, kind, rank, number, news)
     return text + hmac.new(secret, text, hashlib.sha256).digest()
 
 
@@ -78,8 +80,8 @@ class RanksOfAHost:
 
     def hear(self) -> int:
         for datagram, _ in remote_agent._datagrams(self.socket):
-            _, _, _, rank, number = BEAT.unpack_from(datagram)
-            assert datagram == beat(rank, number, ANSWERS)
+            _, _, _, rank, number, news = BEAT.unpack_from(datagram)
+            assert datagram == beat(rank, number, ANSWERS, news)
             self.answers[rank] = number
         return len(self.answers)
 

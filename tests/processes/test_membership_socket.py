@@ -104,7 +104,7 @@ def test_a_replayed_beat_is_no_sign_of_life(served: Served) -> None:
     beats.settimeout(SECONDS)
 
     def beat(number: int) -> None:
-        text = BEAT.pack(BEAT_MAGIC, RUN, BEATS, 0, number)
+        text = BEAT.pack(BEAT_MAGIC, RUN, BEATS, 0, number, 0)
         beats.send(text + hmac.new(SECRET, text, hashlib.sha256).digest())
 
     for number in (5, 5, 4, 6):

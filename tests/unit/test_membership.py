@@ -37,6 +37,7 @@ class Run:
         self.epochs: dict[int, tuple[int, ...]] = {}
         self.began: dict[int, float] = {}
         self.lease = dict.fromkeys(self.members, 0.0)
+        self.news: dict[int, int] = {}
         self.deaf: set[int] = set()
         """Ranks cut off from the head."""
         self.parted: set[frozenset[str]] = set()
@@ -99,10 +100,12 @@ class Run:
 
     def _beat_arrives(self, rank: int, sent: float) -> None:
         if self.head.beat(self.now, rank):
-            self._network(rank, self._renew, rank, sent)
+            self._network(rank, self._renew, rank, sent, self.head.news())
 
-    def _renew(self, rank: int, sent: float) -> None:
+    def _renew(self, rank: int, sent: float, news: int) -> None:
         self.lease[rank] = max(self.lease[rank], sent)
+        self.news[rank] = max(self.news.get(rank, 0), news)
+        self.members[rank].know_news(self.news[rank])
 
     def _to_head(self, message: dict) -> None:
         self.head.hear(self.now, message)
@@ -332,7 +335,7 @@ def test_the_last_to_join_brings_the_places_to_all_and_no_answer_waits_twice() -
     assert [rank for rank, _ in head.take()] == [0, 1, 2]
     for _ in range(3):
         head.hear(0.0, {"is": "ask", "rank": 1, "epoch": 1})
-    state = {"is": "state", "epoch": 1, "dead": [], "left": [], "revoked": False}
+    state = {"is": "state", "epoch": 1, "news": 0, "dead": [], "left": [], "revoked": False}
     assert head.take() == [(1, state)]
 
 
@@ -428,6 +431,43 @@ def test_a_look_makes_up_for_a_lost_word_on_a_shrink() -> None:
     for _, message in head.take():
         member.hear(message)
     assert member.revoked
+
+
+def test_a_member_asks_for_the_state_only_after_news() -> None:
+    """The twin: a member without answers to beats asks again and again."""
+    head, member, alone = joined_head(3), Member(1, ["10.0.0.1", 1]), Member(2, ["10.0.0.1", 1])
+    for each in (member, alone):
+        each.hear({"is": "world", "epoch": 1, "at": [["10.0.0.1", 1]] * 3})
+    member.know_news(head.news())
+    assert [len(alone.due(0.1 * tick)) for tick in range(20)].count(1) > 5
+    assert not any(member.due(0.1 * tick) for tick in range(20))
+    head.hear(3.0, {"is": "leave", "rank": 0, "epoch": 1})
+    member.know_news(head.news())
+    (look,) = member.due(3.0)
+    assert member.due(3.01) == [] and member.due(3.06), "the answer may be lost"
+    head.hear(3.1, look)
+    for rank, message in head.take():
+        if rank == 1:
+            member.hear(message)
+    assert member.left == {0}
+    assert not any(member.due(3.0 + 0.1 * tick) for tick in range(20))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda head: head.died(1.0, [2]),
+        lambda head: wants(head, 0),
+        lambda head: setattr(head, "stop", 2),
+        lambda head: [wants(head, rank) for rank in range(3)],
+    ],
+    ids=["death", "shrink", "stop", "epoch"],
+)
+def test_every_change_of_the_state_is_news_once(change) -> None:
+    head = joined_head(3)
+    before = head.news()
+    change(head)
+    assert before == 0 and head.news() == 1 and head.news() == 1
 
 
 def test_a_member_that_never_beats_is_given_up_and_one_that_left_is_not() -> None:
