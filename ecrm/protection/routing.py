@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ecrm.device.copies import on_device, on_host
 from ecrm.kernels.bag_sum import RowPieces
-from ecrm.kernels.pieces import Piece, PieceTable
+from ecrm.kernels.pieces import Piece, PieceTable, copy_pieces
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.stripes import RowLayout
@@ -473,18 +474,85 @@ def _refuse_width(came: int, dtype: torch.dtype, width: int) -> NoReturn:
 class _Asked:
     """Unique local rows asked of a hosted shard and space.
 
-    `rows` are in the order of `unique_by_unit`; `places` are the places of a slot's rows in `rows`,
-    by slot.
+    Legend: U unique rows, R rows asked by n slots.
+
+    Args:
+        rows: int64 [U], in the order of `unique_by_unit`.
+        slots: int64 [n], ascending.
+        counts: The rows asked by each slot, int64 [n].
+        all_places: Slot by slot, the places of the slot's rows in `rows`, int64 [R].
     """
 
     rows: Tensor
-    places: list[tuple[int, Tensor]]
+    slots: np.ndarray
+    counts: np.ndarray
+    all_places: Tensor
+
+    @classmethod
+    def of(cls, slots: np.ndarray, counts: np.ndarray, local: Tensor, units: int) -> _Asked:
+        """`local` rows asked, slot by slot, int64 [R]."""
+        rows, places = unique_by_unit(local, units)
+        return cls(rows, slots, counts, places)
+
+    @cached_property
+    def places(self) -> list[tuple[int, Tensor]]:
+        """The places of each slot's rows in `rows`, by slot."""
+        split = self.all_places.split(self.counts.tolist())
+        return list(zip(self.slots.tolist(), split, strict=True))
 
 
 def _merged(parts: list[tuple[int, Tensor]], units: int) -> _Asked:
-    rows, places = unique_by_unit(torch.cat([local for _, local in parts]), units)
-    split = places.split([local.numel() for _, local in parts])
-    return _Asked(rows, [(slot, place) for (slot, _), place in zip(parts, split, strict=True)])
+    slots, counts = ([slot for slot, _ in parts], [local.numel() for _, local in parts])
+    local = torch.cat([local for _, local in parts])
+    return _Asked.of(np.array(slots, np.int64), np.array(counts, np.int64), local, units)
+
+
+class GroupedGradients(Mapping[Place, Tensor | Picked]):
+    """Gradients from groups headed (GRADIENTS, slot, shard, space), without an object for each."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+
+    def of_slots(self, shard: int, space: int, slots: np.ndarray, counts: np.ndarray) -> Tensor:
+        """The gradients of `counts` rows for each of `slots`, float32 [R, dim], slot by slot.
+
+        Empty [0, 0] if a slot sits out, or if only objects tell where all gradients lie.
+        """
+        words = self._groups.words
+        chosen = ((words[:, 2] == shard) & (words[:, 3] == space)).nonzero()[0]
+        chosen = chosen[words[chosen, 1].argsort(kind="stable")]
+        here = np.array_equal(words[chosen, 1], slots)
+        some = here and bool((counts * self._groups.lengths[chosen]).all())
+        rows = self._groups.rows(chosen, counts) if some else None
+        if rows is None or (rows.widths != rows.widths[0]).any():
+            return torch.empty(0, 0)
+        numbers, size = np.zeros((len(chosen), 7), np.int64), 4 * rows.widths[0]
+        together = rows.picked == 0  # all rows of a matrix, in order, are one row
+        numbers[:, 0], numbers[:, 4] = rows.sources, rows.picked
+        numbers[:, 1] = np.where(together, 1, rows.heights)
+        numbers[:, 2] = np.where(together, size * counts, size)
+        numbers[:, 3] = size * (counts.cumsum() - counts)
+        numbers[:, 6] = np.where(together, 1, counts)
+        values = torch.empty(int(counts.sum()), int(rows.widths[0]))
+        copy_pieces(values, PieceTable(numbers, (rows.kept,)))
+        return values
+
+    @cached_property
+    def _found(self) -> dict[Place, Tensor | Picked]:
+        return {
+            head[1:]: payload
+            for tensors in self._groups.values()
+            for head, payload in in_groups(tensors, 2)
+        }
+
+    def __getitem__(self, place: Place) -> Tensor | Picked:
+        return self._found[place]
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 class Forms:
@@ -524,6 +592,8 @@ class ShardRequests:
         wire: Wire = EXACT,
     ) -> ShardRequests:
         """The requests in `messages`, by sender, to the shards `hosted` on this rank."""
+        if isinstance(messages, Groups) and (found := cls._of_groups(messages, hosted)):
+            return found
         ranks: dict[int, int] = {}
         waiting: set[int] = set()
         asked: dict[ShardSpace, list[tuple[int, Tensor]]] = {}
@@ -546,6 +616,31 @@ class ShardRequests:
             for key, parts in asked.items()
         }
         return cls(merged, ranks, waiting, hosted, bags, wire)
+
+    @classmethod
+    def _of_groups(
+        cls, groups: Groups, hosted: Mapping[ShardSpace, HostedShard]
+    ) -> ShardRequests | None:
+        """The same without an object for each request; `None` if some need objects."""
+        groups = groups.among(groups.words[:, 0] != MARK)
+        words, numbers = groups.words, groups.numbers()
+        kinds, slots, shards, spaces = words.T
+        if numbers is None or not ((kinds == ROWS) | (kinds == COMPUTED)).all():
+            return None
+        ranks = dict(zip(slots.tolist(), groups.senders.tolist()))
+        merged = {}
+        for shard, space in dict.fromkeys(zip(shards.tolist(), spaces.tolist())):
+            chosen = ((shards == shard) & (spaces == space)).nonzero()[0]
+            chosen = chosen[slots[chosen].argsort(kind="stable")]
+            counts = numbers.counts[chosen]
+            pieces = np.zeros((len(chosen), 7), np.int64)
+            pieces[:, 0], pieces[:, 1], pieces[:, 2] = numbers.addresses[chosen], 1, 8 * counts
+            pieces[:, 3], pieces[:, 6] = 8 * (counts.cumsum() - counts), 1
+            local = torch.empty(int(counts.sum()), dtype=torch.int64)
+            copy_pieces(local, PieceTable(pieces, (numbers.kept,)))
+            units = hosted[shard, space].units
+            merged[shard, space] = _Asked.of(slots[chosen], counts, local, units)
+        return cls(merged, ranks, set(slots[kinds == ROWS].tolist()), hosted)
 
     def again(
         self, told: Mapping[int, Sequence[Received]], hosted: Mapping[ShardSpace, HostedShard]
@@ -661,6 +756,12 @@ class ShardRequests:
             # `sums` needs no zeros: every row is asked by a slot, whose first gradient is stored
             seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8, device=device)
             whole = True
+            if sums.is_cpu and not of_bags and isinstance(gradients, GroupedGradients):
+                values = gradients.of_slots(shard, space, asked.slots, asked.counts)
+                if values.numel():
+                    scatter_add(sums, asked.all_places, values, seen=seen)
+                    hosted.update(asked.rows, sums, keep_deltas, step)
+                    continue
             for slot, place in asked.places:
                 came = gradients[slot, shard, space]
                 if (slot, shard, space) in of_bags:
@@ -739,11 +840,11 @@ class StepResults:
     end; `joins`, ranks that know of ranks waiting to join.
     """
 
-    gradients: dict[tuple[int, int, int], Tensor | Picked]
+    gradients: Mapping[Place, Tensor | Picked]
     dense: dict[int, Tensor]
     notes: dict[int, Tensor]
     states: dict[int, Tensor]
-    requests: dict[int, list[Received]]
+    requests: Mapping[int, list[Received]]
     soon: dict[ShardSpace, list[Tensor]]
     troubles: dict[int, str]
     stopping: set[int]
@@ -754,12 +855,21 @@ class StepResults:
 
     @classmethod
     def of(cls, received: Mapping[int, Sequence[Received]]) -> StepResults:
-        found = cls({}, {}, {}, {}, {}, {}, {}, set(), set(), set(), set(), {})
+        if isinstance(received, Inbox):
+            groups = received.groups()
+            kinds = groups.words[:, 0]
+            asks, gives = np.isin(kinds, (ROWS, COMPUTED, MARK, BAGS)), kinds == GRADIENTS
+            others = cls.of(dict(groups.among(~(asks | gives))))
+            gradients = GroupedGradients(groups.among(gives))
+            return replace(others, gradients=gradients, requests=groups.among(asks))
+        gradients_found: dict[Place, Tensor | Picked] = {}
+        requests: dict[int, list[Received]] = {}
+        found = cls(gradients_found, {}, {}, {}, requests, {}, {}, set(), set(), set(), set(), {})
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
                 kind, key = head[0], head[1:]
                 if kind == GRADIENTS:
-                    found.gradients[key] = payload
+                    gradients_found[key] = payload
                 elif kind == BAG_GRADIENTS:
                     found.of_bags[key[:3]] = payload, number_of(key[3])
                 elif kind == DENSE:
@@ -781,7 +891,7 @@ class StepResults:
                 elif kind == TROUBLE:
                     found.troubles[key[0]] = bytes(payload.tolist()).decode()
                 else:
-                    found.requests.setdefault(rank, []).extend((head, payload))
+                    requests.setdefault(rank, []).extend((head, payload))
         return found
 
 

@@ -7,11 +7,15 @@ rows, and the model changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
 
 from ecrm.placement.stripes import RowLayout
 from ecrm.protection.routing import COMPUTED, MARK, ROWS
-from ecrm.transport.digests import tensor_digest
+from ecrm.transport.digests import digest_at, tensor_digest
+from ecrm.transport.inbox import Groups
 from ecrm.transport.message import Received, in_groups
 
 _Known = dict[tuple[int, ...], int]
@@ -57,17 +61,35 @@ class AskedBefore:
         if layouts is not self._layouts:
             self._layouts, self._known = layouts, {}
         known = self._known.setdefault(step, {})
-        for parts in requests.values():
-            for head, rows in in_groups(parts, 2):
-                if head[0] == MARK:
-                    key, digest, words = head[1:2], head[2], "has another batch"
-                elif head[0] in (ROWS, COMPUTED):
-                    key, digest, words = head[1:], tensor_digest(rows), "asks for other rows"
-                else:
-                    continue
-                if known.setdefault(key, digest) != digest:
-                    return _changed(step, key[0], words)
+        for head, digest_of_rows in _with_digests(requests):
+            if head[0] == MARK:
+                key, digest, words = head[1:2], head[2], "has another batch"
+            elif head[0] in (ROWS, COMPUTED):
+                key, digest, words = head[1:], digest_of_rows(), "asks for other rows"
+            else:
+                continue
+            if known.setdefault(key, digest) != digest:
+                return _changed(step, key[0], words)
         return ""
+
+
+def _with_digests(
+    requests: Mapping[int, Sequence[Received]],
+) -> Iterator[tuple[tuple[int, ...], Callable[[], int]]]:
+    """The head of each group, and a function for the digest of the group's rows."""
+    if isinstance(requests, Groups):
+        words = requests.words
+        ours = np.isin(words[:, 0], (MARK, ROWS, COMPUTED))
+        numbers = requests.among(words[:, 0] != MARK).numbers()
+        if ours.all() and numbers is not None:
+            rows = iter(zip(numbers.addresses.tolist(), numbers.counts.tolist()))
+            for kind, *key in words.tolist():
+                at = (0, 0) if kind == MARK else next(rows)
+                yield (kind, *key), partial(digest_at, *at)
+            return
+    for parts in requests.values():
+        for head, rows_asked in in_groups(parts, 2):
+            yield head, partial(tensor_digest, rows_asked)
 
 
 def _changed(step: int, slot: int, words: str) -> str:

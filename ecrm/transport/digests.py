@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -30,6 +32,16 @@ def tensor_digest(tensor: Tensor, name: str = "") -> int:
     head = f"{name} {tensor.dtype} {list(tensor.shape)}"
     content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return xxhash.xxh3_64_intdigest(content, seed=words_digest(head))
+
+
+def digest_at(address: int, count: int) -> int:
+    """The `tensor_digest` of `count` int64 numbers at an address; the caller keeps the memory."""
+    return xxhash.xxh3_64_intdigest(ctypes.string_at(address, 8 * count), seed=_seed(count))
+
+
+@lru_cache(1 << 16)
+def _seed(count: int) -> int:
+    return words_digest(f" {torch.int64} [{count}]")
 
 
 def array_digest(array: np.ndarray) -> int:

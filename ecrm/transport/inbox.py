@@ -20,7 +20,7 @@ MESSAGE, CODE, LENGTH, WORDS, PAYLOAD = 0, 1, 2, 3, 7
 SHORT_BYTES = 4096
 """Messages shorter on average are copied together: numpy tells an address in a microsecond."""
 
-_FLOATS = wire.CODE_OF_DTYPE[torch.float32]
+_FLOATS, _INTEGERS = wire.CODE_OF_DTYPE[torch.float32], wire.CODE_OF_DTYPE[torch.int64]
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,23 @@ class Rows:
     kept: tuple[object, ...]
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """Where int64 numbers lie, group by group.
+
+    Legend: n groups.
+
+    Args:
+        addresses: The address of each group's numbers, int64 [n].
+        counts: The numbers of each group, int64 [n].
+        kept: The memory at the addresses; good while `kept` is.
+    """
+
+    addresses: np.ndarray
+    counts: np.ndarray
+    kept: object
+
+
 class Inbox(Mapping[int, list[Received]]):
     """The parts that came from each rank: of all its message, or a run of its message's parts."""
 
@@ -172,6 +189,24 @@ class Groups(Mapping[int, list[Received]]):
     def words(self) -> np.ndarray:
         """The first four words of each head, int64 [G, 4]; 0 for missing words."""
         return self._packed.table[self._heads, WORDS : WORDS + 4]
+
+    @property
+    def senders(self) -> np.ndarray:
+        """The rank that sent each group, int64 [G]."""
+        messages = self._packed.table[self._heads, MESSAGE]
+        return np.asarray(np.array(self._packed.ranks, np.int64)[messages])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The elements of each group's tensor, int64 [G]."""
+        return np.asarray(self._packed.table[self._heads + 1, LENGTH])
+
+    def numbers(self) -> Numbers | None:
+        """Where the tensors lie; `None` if a tensor lies elsewhere or has another dtype."""
+        parts = self._packed.table[self._heads + 1]
+        if (parts[:, CODE] != _INTEGERS).any():
+            return None
+        return Numbers(parts[:, PAYLOAD], parts[:, LENGTH], self._packed)
 
     def among(self, chosen: np.ndarray) -> Groups:
         """The chosen groups, bool [G]."""

@@ -10,8 +10,27 @@ import pytest
 import torch
 
 from ecrm.placement.assignment import initial_view
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout, StripeShape
-from ecrm.protection.routing import DENSE, MARK, REPAIR, ROWS, FoundRows, SlotRequests, StepReplies
+from ecrm.protection.routing import (
+    BAGS,
+    COMPUTED,
+    DENSE,
+    GRADIENTS,
+    MARK,
+    NOTE,
+    REPAIR,
+    ROWS,
+    FoundRows,
+    GroupedGradients,
+    ShardRequests,
+    SlotRequests,
+    StepReplies,
+    StepResults,
+)
+from ecrm.session.asked_before import AskedBefore
+from ecrm.storage.base import NativeStore
+from ecrm.storage.hosted import HostedShard
 from ecrm.transport import outbox as outbox_module
 from ecrm.transport import wire
 from ecrm.transport.inbox import Inbox, Packed
@@ -228,3 +247,107 @@ def test_rows_of_another_width_or_number_or_place_are_refused():
     )
     with pytest.raises(ValueError, match="message 0 of 5 was not written"):
         StepReplies.of(Inbox(cut))
+
+
+def _step_results(shared: bool, sits_out: bool = False, bags: bool = False) -> Packed:
+    """What slots of five ranks send to two shards of two spaces: gradients, and the next rows."""
+    random = np.random.default_rng(11)
+    memory, packed, end = np.zeros(1 << 16, np.uint8), [], 0
+    for rank in range(5):
+        parts: list[Part] = []
+        places: dict[int, int] = {}
+        for slot in (9 - rank, 20 + rank):
+            for shard, space in ((3, 0), (1, 1), (3, 1)):
+                rows = torch.from_numpy(random.permutation(30)[: random.integers(1, 20)])
+                values = torch.from_numpy(random.random((40, (WIDTH, 4)[space]), np.float32))
+                if shared and rank % 2:
+                    places[len(parts) + 1] = end
+                    memory[end : end + values.nbytes] = values.numpy().view(np.uint8).reshape(-1)
+                    end += values.nbytes
+                gradients = Picked(values, rows)
+                none = sits_out and slot == 21
+                parts += [(GRADIENTS, slot, shard, space), torch.empty(0) if none else gradients]
+                if none:
+                    places.pop(len(parts) - 1, None)
+                kind = COMPUTED if slot == 8 else ROWS
+                parts += [(kind, slot, shard, space), rows]
+                if bags and slot == 8:
+                    parts += [(BAGS, slot, shard, space, 0), torch.zeros(0, dtype=torch.int64)]
+            parts += [(MARK, slot, 10**15 + slot), torch.empty(0), (NOTE, slot), torch.ones(2)]
+        packed.append(wire.pack(parts, places))
+    return Packed(list(range(5)), packed, [[] for _ in range(5)], lambda rank: memory)
+
+
+def _lists(hosted: HostedShard) -> list[list[object]]:
+    """The deltas of a shard since the commit."""
+    return [[part.tolist() for part in some] for some in hosted.deltas_since_commit()]
+
+
+def _hosted() -> dict[tuple[int, int], HostedShard]:
+    optimizer = SparseOptimizer("rowwise_adagrad", 0.05)
+    return {
+        (shard, space): HostedShard(
+            NativeStore(
+                30, width, optimizer, lambda local, width=width: torch.ones(len(local), width)
+            ),
+            30,
+            missing=False,
+            units=2,
+        )
+        for shard, space, width in ((3, 0, WIDTH), (1, 1, 4), (3, 1, 4))
+    }
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("sits_out", [False, True])
+def test_a_shard_sums_and_answers_from_the_bytes_as_from_objects(shared, sits_out):
+    inbox = Inbox(_step_results(shared, sits_out))
+    plain_inbox = {rank: list(parts) for rank, parts in inbox.items()}
+    came, plain = StepResults.of(inbox), StepResults.of(plain_inbox)
+    assert came.notes.keys() == plain.notes.keys() == set(range(5, 10)) | set(range(20, 25))
+    found = []
+    for results in (came, plain):
+        hosted = _hosted()
+        asked = ShardRequests.of(results.requests, hosted)
+        replies = asked.replies()
+        asked.update(results.gradients, True, 1)
+        rows = torch.arange(30)
+        found.append(
+            (
+                {rank: _told(parts) for rank, parts in replies.items()},
+                {key: each.store.read(rows).tolist() for key, each in hosted.items()},
+                {key: _lists(each) for key, each in hosted.items()},
+            )
+        )
+    assert found[0] == found[1] and len(found[0][0]) == 5
+    read = vars(came.gradients)
+    assert isinstance(came.gradients, GroupedGradients) and ("_found" in read) == sits_out
+    assert {key: _told([part]) for key, part in came.gradients.items()} == {
+        key: _told([part]) for key, part in plain.gradients.items()
+    }
+
+
+def test_requests_with_bags_are_read_as_objects():
+    inbox = Inbox(_step_results(False, bags=True))
+    asked = ShardRequests.of(StepResults.of(inbox).requests, _hosted())
+    plain = ShardRequests.of({rank: _asks(parts) for rank, parts in inbox.items()}, _hosted())
+    assert asked._bags.keys() == plain._bags.keys() == {(8, 3, 0), (8, 1, 1), (8, 3, 1)}
+    assert asked._ranks == plain._ranks and asked._waiting == plain._waiting
+
+
+def _asks(parts: list[Received]) -> list[Received]:
+    groups = zip(parts[::2], parts[1::2], strict=True)
+    kinds = (ROWS, COMPUTED, MARK, BAGS)
+    return [part for group in groups if group[0][0] in kinds for part in group]
+
+
+def test_a_change_of_requests_is_noticed_from_the_bytes_and_from_objects():
+    first, second, third = (_step_results(False) for _ in range(3))
+    asked = AskedBefore()
+    requests = StepResults.of(Inbox(first)).requests
+    assert asked.problem(4, requests, ()) == ""
+    assert asked.problem(4, {rank: list(parts) for rank, parts in requests.items()}, ()) == ""
+    assert asked.problem(4, StepResults.of(Inbox(second)).requests, ()) == ""
+    _, rows = next(group for group in zip(*[iter(Inbox(third)[0])] * 2) if group[0][0] == ROWS)
+    rows[0] += 1  # a view of the message
+    assert "asks for other rows" in asked.problem(4, StepResults.of(Inbox(third)).requests, ())
