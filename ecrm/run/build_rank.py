@@ -124,11 +124,19 @@ def build_rank(
         _load_tables(transport, run, engine, waiting)
     if config.storage.prefault:
         waiting("the system hands out the memory of the tables")
-        gather_results(transport, lambda: memory.start(engine))
+        hand_out(transport, memory, engine)
         if run.start.mapped is None:  # pages of files would count as changed
             # memory new since a recovery, once the step after the recovery is done
             hooks.committed = lambda: memory.committed(engine)
     return Rank(transport, engine, reporter, watch, meters, began, standstill)
+
+
+def hand_out(transport: Transport, memory: ReadyMemory, engine: Engine) -> None:
+    """Collective: have all memory handed out now; on a rank that joins later, beside the steps.
+
+    A rank that joins is a member already: all other ranks would wait for its pages.
+    """
+    gather_results(transport, lambda: None if transport.joined else memory.start(engine))
 
 
 def _warm_up(

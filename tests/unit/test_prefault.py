@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ from ecrm.engine.hooks import Hooks
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table
 from ecrm.process.ready import ReadyMemory
+from ecrm.run.build_rank import hand_out
 from ecrm.storage.prefault import Prefault
-from ecrm.testing.simulate.oracle import truth_of
+from ecrm.testing.simulate.oracle import Alone, truth_of
 from ecrm.testing.simulate.workload import Workload, run_workload
 from ecrm.testing.simulated_transport import PhaseFault, SimulatedCluster
 
@@ -162,6 +164,15 @@ def test_the_next_spares_have_memory_for_a_shard_ready_and_a_takeover_uses_it():
         (layout.data_rows_per_shard + layout.parity_rows_per_shard) * 4 * (table.dim + 2)
         for layout, table in zip(layouts, tables, strict=True)
     )
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_rank_that_joins_lets_no_rank_wait_for_its_pages(joined):
+    transport, started = Alone(), []
+    transport.joined, transport.said_at_start = joined, ({0: None},) if joined else ()
+    hand_out(transport, SimpleNamespace(start=started.append), "engine")
+    assert started == ([] if joined else ["engine"])
+    assert transport.said_at_start == (() if joined else ({0: None},))
 
 
 def test_memory_that_the_system_cannot_hand_out_is_one_clear_error():
