@@ -36,13 +36,14 @@ class Rejoin:
     """The joins of a run's hosts; `look` starts the joins that are due.
 
     `begin(host)` types `ecrm join` on a host, and raises OSError if no command can be started.
-    `lost()` returns the names of hosts with lost ranks, `closed()` why no rank can join any more.
+    `lost()` returns the names of hosts with lost ranks, or `None` if not known, and `closed()` why
+    no rank can join any more.
     """
 
     def __init__(
         self,
         hosts: Sequence[Host],
-        lost: Callable[[], set[str]],
+        lost: Callable[[], set[str] | None],
         begin: Callable[[Host], Process],
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
@@ -54,16 +55,27 @@ class Rejoin:
         self._pause = dict.fromkeys(self._hosts, FIRST_PAUSE)
         self._due: dict[Host, float] = {}
         self._began: dict[Host, float] = {}
+        self._whole: set[Host] = set()
         self.running: dict[Host, Process] = {}
+        """The latest join of each host."""
+        self.left: list[Process] = []
+        """Joins of hosts that are lost again: a starter may hear of a loss late, or never."""
 
     def look(self) -> None:
         """Start the joins that are due, and note the joins that have ended."""
-        now = self._clock()
+        now, lost = self._clock(), self._lost()
+        if lost is None:
+            return
+        self.left = [process for process in self.left if process.poll() is None]
         for host, process in list(self.running.items()):
-            if process.poll() is not None:
+            ended = process.poll() is not None
+            if not ended and host.name not in lost:
+                self._whole.add(host)
+            elif ended or host in self._whole:  # or the host is lost again
                 del self.running[host]
+                self._whole.discard(host)
+                self.left += [] if ended else [process]
                 self._wait(host, now, now - self._began[host] > 10 * self._pause[host])
-        lost = self._lost()
         for host in self._hosts:
             if host.name not in lost or host in self.running:
                 continue
@@ -92,15 +104,15 @@ class Rejoin:
         self._due[host] = now + self._pause[host]
 
 
-def lost_hosts(run_dir: Path, placed: Sequence[Host], launch: str | None) -> set[str]:
-    """The names of hosts with ranks lost in a launch, by ranks.json.
+def lost_hosts(run_dir: Path, placed: Sequence[Host], launch: str | None) -> set[str] | None:
+    """The names of hosts with ranks lost in a launch, by ranks.json; `None` if not readable now.
 
     Empty before ranks can join, and after the end of the run.
     """
     if not (run_dir / FILE).exists() or has_ended(run_dir, launch):
         return set()
     ranks = read_own(newest_session(run_dir) / "ranks.json", launch).get("ranks", [])
-    return {placed[each["rank"]].name for each in ranks if not each["live"]}
+    return {placed[each["rank"]].name for each in ranks if not each["live"]} if ranks else None
 
 
 @contextlib.contextmanager
@@ -155,7 +167,7 @@ def rejoining(
     finally:
         over.set()
         thread.join()
-        for process in joins.running.values():
+        for process in [*joins.running.values(), *joins.left]:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -170,10 +170,37 @@ def test_a_starter_that_cannot_be_run_is_tried_with_pauses_that_grow():
     )
 
 
+def test_a_host_that_is_lost_again_does_not_wait_for_the_end_of_its_starter():
+    """A connection of ssh to a host without power may stand for long."""
+    now, lost, asked = [0.0], {"node1"}, []
+
+    def begin(host):
+        asked.append(Asked())
+        return asked[-1]
+
+    joins = Rejoin([Host("node1", 1, "node1")], lambda: lost, begin, str, lambda: now[0])
+
+    def look_for(seconds):
+        for _ in range(int(seconds / 0.5)):
+            now[0] += 0.5
+            joins.look()
+
+    look_for(30)
+    assert len(asked) == 1, "a join that has not brought its ranks back goes on"
+    lost.clear()
+    look_for(1)
+    lost.add("node1")
+    look_for(FIRST_PAUSE + 1)
+    assert len(asked) == 2 and joins.left == asked[:1]
+    asked[0].code = 255
+    look_for(1)
+    assert joins.left == [] and len(asked) == 2
+
+
 def test_lost_hosts_are_read_from_the_run(run_dir):
     placed = [Host(name, 2, name) for name in HOSTS]
     assert lost_hosts(run_dir, placed, None) == {"node2"}
-    assert lost_hosts(run_dir, placed, "a later launch") == set()
+    assert lost_hosts(run_dir, placed, "a later launch") is None
     (run_dir / "failure.json").write_text('{"message": "lost"}')
     assert lost_hosts(run_dir, placed, None) == set(), "after the end"
     (run_dir / "failure.json").unlink()
