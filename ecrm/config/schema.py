@@ -360,7 +360,8 @@ class ProtectionConfig:
     shards_per_server: int = key(
         1,
         "Shards of each server. Without spares, the shards of a dead server go to as many ranks, "
-        "which rebuild side by side, and each needs memory for its part only. "
+        "which rebuild side by side, and each needs memory for its part only. Several spares share "
+        "the shards likewise. "
         "Each shard more adds messages to every step. Used by erasure.",
         minimum=1,
         maximum=16,

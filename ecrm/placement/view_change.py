@@ -34,12 +34,13 @@ def plan_recovery(
 ) -> View:
     """The next view after `dead` ranks are gone; `protection` is a name for messages.
 
-    A spare takes over all roles of a dead rank, servers first, if stripe members stay apart. A
-    remaining shard goes to the live rank with the fewest stripe conflicts, then the least to do; a
-    remaining slot to the trainer with the fewest slots. If stripe members meet on the way,
-    `least_conflicts` places the lost shards anew, with `may_move` also shards rebuilding already.
-    Moved shards are rebuilding. Raises Unrecoverable if a stripe has lost more than m units, unless
-    `any_shards` may be lost, or if no dense replica is left.
+    A spare takes over all roles of a dead rank, servers first, if stripe members stay apart. Free
+    spares then take a part of the shards of a rank with several. A remaining shard goes to the live
+    rank with the fewest stripe conflicts, then the least to do; a remaining slot to the trainer
+    with the fewest slots. If stripe members meet on the way, `least_conflicts` places the lost
+    shards anew, with `may_move` also shards rebuilding already. Moved shards are rebuilding. Raises
+    Unrecoverable if a stripe has lost more than m units, unless `any_shards` may be lost, or if no
+    dense replica is left.
     """
     gone = sorted(set(dead) & set(view.live))
     live = tuple(rank for rank in view.live if rank not in gone)
@@ -119,7 +120,7 @@ def _handed_on(
     if hosts != after.shards:
         after = _spares_take_over(replace(view, shards=hosts), view, gone, shape)
     slots = _slots_handed_on(after.slots, set(gone), live)
-    after = replace(after, slots=slots)
+    after = _spares_share(replace(after, slots=slots), view, gone, shape)
     return replace(after, dense=dense_holders(after, dense_replicas))
 
 
@@ -256,6 +257,40 @@ def _spares_take_over(after: View, view: View, gone: list[int], shape: StripeSha
             after = _moved(after, view, rank, heir)
             shards_now, slots_now = _hosted(after.shards), _hosted(after.slots)
     return after
+
+
+def _spares_share(after: View, view: View, gone: list[int], shape: StripeShape) -> View:
+    """`after` with the shards of `gone` ranks in `view` on more spares, so more ranks rebuild.
+
+    The first spares alone take part, as many as are ready for a takeover: a pair for each death. A
+    free spare gets a shard from the spare with the most, if stripe members stay apart and neither
+    then has two shards more than the other.
+    """
+    hosts, ready = list(after.shards), view.spares[: 2 * shape.m]
+    lost: dict[int, list[int]] = defaultdict(list)
+    for shard, host in enumerate(view.shards):
+        if host in gone:
+            lost[hosts[shard]].append(shard)
+    free = [spare for spare in ready if spare in after.spares]
+    for spare in free:
+        while True:
+            most = max(ready, key=lambda rank: (len(lost[rank]), -rank))
+            if len(lost[most]) - len(lost[spare]) < 2:
+                break
+            apart = [
+                shard
+                for shard in lost[most]
+                if all(
+                    after.domains[hosts[other]] != after.domains[spare]
+                    for other in shape.sharing_a_stripe(shard)
+                )
+            ]
+            if not apart:
+                break
+            lost[most].remove(apart[-1])
+            lost[spare].append(apart[-1])
+            hosts[apart[-1]] = spare
+    return replace(after, shards=tuple(hosts))
 
 
 def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> tuple[int, ...]:

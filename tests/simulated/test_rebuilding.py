@@ -153,14 +153,15 @@ def test_a_second_death_in_any_phase_of_a_rebuild(shape, first, then, second):
     assert cut or second == "recover", "no shard was rebuilding at the second death"
 
 
-def test_the_shards_of_a_server_go_to_several_ranks():
-    """Without spares; no rank gets two of them, and no stripe has two units on a rank."""
+@pytest.mark.parametrize(("spares", "heirs"), [(0, 3), (2, 2)])
+def test_the_shards_of_a_server_go_to_several_ranks(spares, heirs):
+    """To survivors or to spares, and no stripe has two units on a rank."""
     workload = Workload(
         tables=TABLES,
         steps=14,
         servers=8,
         k=2,
-        spares=0,
+        spares=spares,
         trainers=8,
         slots=8,
         layout="colocated",
@@ -190,7 +191,9 @@ def test_the_shards_of_a_server_go_to_several_ranks():
     before, after = views[0], views[-1]
     shape = workload.make_protection().shape
     assert before.shards_of(3) == (3, 11, 19) and keeps_apart(before, shape)
-    assert len({after.shards[shard] for shard in (3, 11, 19)}) == 3 and keeps_apart(after, shape)
+    assert len({after.shards[shard] for shard in (3, 11, 19)}) == heirs and keeps_apart(
+        after, shape
+    )
     rebuilding = [view.rebuilding for view in views if view.rebuilding]
     assert (3, 11, 19) in rebuilding and len(after.shards) == 24
 

@@ -4,6 +4,7 @@ import itertools
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -134,6 +135,38 @@ def test_a_spare_takes_over_all_roles_servers_first():
     assert after.slots == (5, 5)
     assert after.dense == (0, 5)
     assert after.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("spares", "m", "shared"), [(1, 1, [3]), (2, 1, [1, 2]), (3, 1, [1, 2]), (3, 2, [1, 1, 1])]
+)
+def test_spares_share_the_shards_of_a_server(spares, m, shared):
+    """2 m spares at most: the others are not ready for a takeover."""
+    shape = StripeShape(24, 2, m)
+    view = initial_view("dedicated", shape, 2, spares, 2, 2, shards_per_server=3)
+    after = plan_recovery(view, [3], shape, 2)
+    heirs = Counter(after.shards[shard] for shard in view.shards_of(3))
+    assert sorted(heirs.values()) == shared and set(heirs) <= set(view.spares)
+    assert keeps_apart(after, shape) and after.rebuilding == view.shards_of(3)
+    assert len(after.spares) == spares - len(shared)
+
+
+def test_a_spare_next_to_a_stripe_member_shares_nothing():
+    """Of two spares, one is on the host of a server with units of the same stripes."""
+    shape = StripeShape(24, 2, 1)
+    view = initial_view("dedicated", shape, 1, 2, 1, 2, shards_per_server=3)
+    domains = list(view.domains)
+    domains[view.spares[1]] = domains[4]
+    after = plan_recovery(replace(view, domains=tuple(domains)), [3], shape, 2)
+    assert {after.shards[shard] for shard in view.shards_of(3)} == {view.spares[0]}
+
+
+def test_several_dead_servers_are_shared_evenly():
+    shape = StripeShape(30, 2, 2)
+    view = initial_view("dedicated", shape, 1, 4, 1, 3, shards_per_server=3)
+    after = plan_recovery(view, [1, 6], shape, 3)
+    heirs = Counter(after.shards[s] for s in (*view.shards_of(1), *view.shards_of(6)))
+    assert sorted(heirs.values()) == [1, 1, 2, 2] and keeps_apart(after, shape)
 
 
 def test_without_spares_an_idle_survivor_adopts_before_stripes_are_put_together():
