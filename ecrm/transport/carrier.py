@@ -73,7 +73,8 @@ class Carrier:
     def lease(self, address: str, port: int, keep_alive: float, last: int = 0) -> None:
         """Beat to the head from now on. Without answers, the process kills itself.
 
-        The place may also be the place of the agent that carries the beats. The numbers of beats are above `last`.
+        The place may also be the place of the agent that carries the beats. The numbers of beats
+        are above `last`.
 
         Raises EcrmError if there is no way to the head.
         """
