@@ -57,9 +57,7 @@ def server() -> Iterator[Counted]:
     found.close()
 
 
-def beat(
-    rank: int, number: int, kind: int = BEATS, news: int = 0, secret: bytes = SECRET
-) -> bytes:
+def beat(rank: int, number: int, kind: int = BEATS, news: int = 0, secret: bytes = SECRET) -> bytes:
     text = BEAT.pack(BEAT_MAGIC, RUN, kind, rank, number, news)
     return text + hmac.new(secret, text, hashlib.sha256).digest()
 
@@ -110,7 +108,7 @@ def test_a_beat_of_a_thousand_ranks_is_a_datagram_of_each_host(server: Counted) 
     for rank in range(RANKS):
         alone.say(beat(rank, 1))
         if rank % 100 == 99:  # no more than the socket of the system holds
-            until(lambda: alone.hear() == rank + 1)  # noqa: B023
+            until(lambda: alone.hear() == rank + 1)
     assert server.datagrams == RANKS
 
     server.datagrams = 0
@@ -121,7 +119,7 @@ def test_a_beat_of_a_thousand_ranks_is_a_datagram_of_each_host(server: Counted) 
     for agent in agents:
         agent.say()
     for agent, host in zip(agents, hosts):
-        until(lambda: agent.hand_out() or host.hear() in (71, 72))  # noqa: B023
+        until(lambda: agent.hand_out() or host.hear() in (71, 72))
     assert server.datagrams == HOSTS
     heard = {rank: number for host in hosts for rank, number in host.answers.items()}
     assert heard == dict.fromkeys(range(RANKS), 2)
@@ -143,7 +141,7 @@ def test_only_the_last_proved_beat_of_a_rank_is_carried(server: Counted) -> None
     host.say(beat(1, 9), beat(1, 8))
     agent.say()  # too early
     assert server.datagrams == 1
-    until(lambda: agent.say() or agent.hand_out() or host.hear() and host.answers[1] == 9)
+    until(lambda: agent.say() or agent.hand_out() or (host.hear() and host.answers[1] == 9))
     assert 2 not in host.answers
     host.socket.close()
 
@@ -161,9 +159,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("which", ["head", "agent"])
-def test_a_rank_without_answers_through_its_agent_kills_itself(
-    server: Counted, which: str
-) -> None:
+def test_a_rank_without_answers_through_its_agent_kills_itself(server: Counted, which: str) -> None:
     """Whether the head or the agent is silent; and no earlier."""
     agent, stopped = server.agent(), threading.Event()
 
