@@ -62,6 +62,12 @@ ENTER_PATIENCE = 1.0
 """The least seconds without a word after which a newcomer counts as gone."""
 GATHER = 0.25
 """Share of the keep-alive time from first pair to choice: a host may be in several pairs."""
+HEARD = 0.5
+"""Share of the keep-alive time in which the head has had a beat of a rank that it hears.
+
+A rank that the head does not hear may be dead, and its lease decides. A live host is not to be
+given up for its pair with a dead host.
+"""
 HEAD_PATIENCE = 1.0
 """Share of the keep-alive time for which the head waits for a beat.
 
@@ -366,9 +372,12 @@ class Head:
             for pair in (
                 [self._place[rank] for rank in ranks]
                 for ranks, (first, last) in self._pairs.items()
-                if first < last  # not on a single report: the link may be up again
+                # not on a single report: the link may be up again
+                if first < last and all(self._hears(rank) for rank in ranks)
             )
         }
+        if not pairs:
+            return
         for place in sorted(chosen(pairs)):
             one, other = (self._names[end] for end in min(p for p in pairs if place in p))
             host = self._names[place]
@@ -385,6 +394,10 @@ class Head:
         self._pairs = {}
         self._revoke()
         self._advance()
+
+    def _hears(self, rank: int) -> bool:
+        """Whether the head has had a beat of a rank not long ago."""
+        return self._now - self._answered.get(rank, 0.0) < HEARD * self._keep_alive
 
     def _say(self, rank: int, kind: str, life: str | None = None, **fields: Any) -> None:
         life = self._lives.get(rank, "") if life is None else life

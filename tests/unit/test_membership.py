@@ -319,6 +319,30 @@ def test_a_pair_reported_once_is_not_chosen_beside_another() -> None:
     assert head.fenced == {1}
 
 
+@pytest.mark.parametrize("dead", [0, 1])
+def test_of_two_hosts_the_living_one_is_not_given_up_for_its_pair_with_the_dead_one(
+    dead: int,
+) -> None:
+    """The pair is reported for long enough before the lease of the dead host is over."""
+
+    def fenced_beside(silent: int | None) -> set[int]:
+        head, now = joined_head(2, 30.0), 0.0
+        while now < 30.0:
+            for rank in {0, 1} - {silent}:
+                head.beat(now, rank)
+                if now > 16.0:
+                    head.hear(now, {"is": "unheard", "rank": rank, "epoch": 1, "peers": [1 - rank]})
+            head.tick(now)
+            if head.fenced:
+                break
+            now += 0.1
+        assert now > 23.5
+        return head.fenced
+
+    assert fenced_beside(None) == {1}
+    assert fenced_beside(dead) == set()
+
+
 def test_a_member_asks_to_join_with_growing_pauses() -> None:
     member, asked = Member(0, ["10.0.0.1", 1]), []
     for tick in range(600):
