@@ -80,6 +80,11 @@ class Link:
         """The number of messages to be written again, at most, over later connections."""
         return self._figure(8)
 
+    @property
+    def lent(self) -> bool:
+        """Whether a lent message has no acknowledgement yet."""
+        return bool(self._figure(9))
+
     def wants_dial(self, now: float) -> bool:
         """Whether this end is to dial now."""
         return bool(self._library.ecrm_link_wants_dial(self._at, now))
@@ -119,6 +124,10 @@ class Link:
     def send(self, data: bytes) -> int:
         """Return the number of the message; 0 for a full window: try again later."""
         return int(self._library.ecrm_link_send(self._at, data, len(data), 0))
+
+    def lend(self, memory: ctypes.Array[ctypes.c_char]) -> int:
+        """`send` without a copy: the memory stays unchanged until `lent` is false."""
+        return int(self._library.ecrm_link_send(self._at, memory, len(memory), 1))
 
     def take(self) -> bytes | None:
         """Return the oldest received message, `None` if there is none."""

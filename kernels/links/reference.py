@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import hmac
 import math
@@ -43,11 +44,12 @@ class Link:
         self._drop()
 
     def _forget(self, now: float) -> None:
-        self._kept: deque[tuple[int, bytes]] = deque()
+        self._kept: deque[tuple[int, bytes | memoryview]] = deque()
         self._ready: deque[bytes] = deque()
         self._body: bytearray | None = None
         self._body_size = 0
         self.sent = self._acked = self._told = self._unsaid = self.kept_bytes = self._resume = 0
+        self._lent = 0
         self._next, self.expected, self._pause = 0, 1, self._settings.first_pause
         self._again = self._since = now
         self._writing = b""
@@ -73,6 +75,10 @@ class Link:
     def acked(self) -> int:
         number = self._writing_number
         return min(self._acked, number - 1) if self._writing and number else self._acked
+
+    @property
+    def lent(self) -> bool:
+        return self._lent > self.acked
 
     def wants_dial(self, now: float) -> bool:
         return self.dials and self.state == DOWN and now >= self._again
@@ -144,6 +150,12 @@ class Link:
         self._kept.append((self.sent, bytes(data)))
         return self.sent
 
+    def lend(self, memory: ctypes.Array[ctypes.c_char]) -> int:
+        self.sent += 1
+        self._lent = self.sent
+        self._kept.append((self.sent, memoryview(memory).cast("B")))
+        return self.sent
+
     def take(self) -> bytes | None:
         return self._ready.popleft() if self._ready else None
 
@@ -200,7 +212,9 @@ class Link:
     def _release(self) -> None:
         until = self.acked
         while self._kept and self._kept[0][0] <= until:
-            self.kept_bytes -= len(self._kept.popleft()[1]) + OVERHEAD
+            _, data = self._kept.popleft()
+            if isinstance(data, bytes):
+                self.kept_bytes -= len(data) + OVERHEAD
             self._next = max(self._next - 1, 0)
 
     def _acknowledge(self, until: int) -> bool:
@@ -281,7 +295,7 @@ class Link:
             number, data = self._kept[self._next]
             self._next += 1
             head = FRAME.pack(DATA, number, len(data), self._resume, self.expected - 1)
-            self._writing, self._writing_number = head + data[self._resume :], number
+            self._writing, self._writing_number = head + bytes(data[self._resume :]), number
             self._resume = 0
         elif self._due:
             self._writing, self._writing_number = FRAME.pack(ACK, 0, 0, 0, self.expected - 1), 0

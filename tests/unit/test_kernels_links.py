@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import hmac
 from random import Random
@@ -160,6 +161,17 @@ def test_memory_of_messages_without_acknowledgement_is_bounded(kind: str) -> Non
     assert sent == 100 and first.kept_bytes == 10_000
     network.run(lambda: first.kept_bytes == 0)
     assert first.send(bytes(36)) == 102
+
+
+def test_a_lent_message_is_sent_from_where_it_lies(kind: str) -> None:
+    network = LinkNetwork(kind, Settings(window=10_000), chunk=lambda: 10_000)
+    network.reset_at = lambda connection: 30_000 if connection == 1 else None
+    first, memory = network.ends[0], ctypes.create_string_buffer(50_000)
+    assert first.lend(memory) == 1 and first.lent and first.kept_bytes == 0
+    assert first.send(b"copied") == 2
+    memory[0:3] = b"new"
+    network.run(lambda: not first.lent)
+    assert received(network.ends[1])[0] == memory.raw and network.connections == 2
 
 
 def test_no_acknowledgement_is_told_of_a_message_that_is_being_written(kind: str) -> None:
