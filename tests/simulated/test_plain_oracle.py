@@ -141,6 +141,15 @@ def test_every_product_of_the_field_is_the_product_of_polynomials():
         assert plain_stripes._multiples(a).tolist() == expected
 
 
+def test_sixteen_bits_are_those_of_torch():
+    numbers = np.random.default_rng(5).integers(0, 2**32, 4000, np.uint64).astype(np.uint32)
+    tied = np.arange(0x3F7F8000, 0x3F838000, 0x4000, np.uint32)
+    values = np.concatenate([numbers, tied]).view(np.float32)
+    values = values[~np.isnan(values)]
+    expected = torch.from_numpy(values.copy()).bfloat16().float().numpy()
+    assert plain_rows.bfloat16(values).tobytes() == expected.tobytes()
+
+
 def test_a_fused_sum_is_rounded_once():
     """Sums exactly between two float32 numbers, but for an error far below, are among these."""
     draws = np.random.default_rng(5)

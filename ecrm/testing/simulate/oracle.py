@@ -22,7 +22,13 @@ from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.protection.routing import FoundRows
-from ecrm.testing.simulate.plain_rows import Floats, PlainOptimizer, PlainRows, PlainTable
+from ecrm.testing.simulate.plain_rows import (
+    Floats,
+    PlainOptimizer,
+    PlainRows,
+    PlainTable,
+    bfloat16,
+)
 from ecrm.testing.simulate.promise import Violation
 from ecrm.testing.simulate.workload import TINY, Job, Workload
 from ecrm.transport.base import Transport
@@ -112,7 +118,7 @@ class SecondOracle:
             self._asked = rows
         for slot, spaces in found.items():
             for number, (asked, values) in enumerate(zip(rows[slot], spaces, strict=True)):
-                mine = self.rows.spaces[number].weights[asked.numpy()]
+                mine = self._near(self.rows.spaces[number].weights[asked.numpy()])
                 if mine.tobytes() != values.copied().numpy().tobytes():
                     raise Violation(
                         f"step {self._engine.step}: slot {slot} was given rows of space {number} "
@@ -120,8 +126,17 @@ class SecondOracle:
                     )
         return found
 
+    def _near(self, values: Floats) -> Floats:
+        """Values as they travel: rounded if the engine's wire has two bytes."""
+        return bfloat16(values) if self._engine.wire_dtype == torch.bfloat16 else values
+
     def _applies(self, given: StepInput) -> None:
         step, rate = self._engine.step, self._engine.state.stores.rate
+        for slot in sorted(given.row_gradients.keys() - set(given.sit_out)):
+            for gradients in given.row_gradients[slot]:
+                there = gradients.detach().numpy()
+                if not (given.troubles or np.array_equal(there, self._near(there))):
+                    raise Violation(f"step {step}: slot {slot} gave gradients that do not travel")
         if not (given.skip_troubled and given.troubles):
             self.rows.step(
                 {slot: [each.numpy() for each in spaces] for slot, spaces in self._asked.items()},

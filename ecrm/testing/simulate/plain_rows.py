@@ -151,6 +151,12 @@ def _mixed(word: int) -> int:
     return word ^ (word >> 31)
 
 
+def bfloat16(values: Floats) -> Floats:
+    """The nearest numbers of 16 bits, ties to even, as float32. Not for NaN."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
 def _stepped(
     w: Floats, states: Sequence[Floats], g: Floats, by: PlainOptimizer, step: int, factor: float
 ) -> list[Floats]:

@@ -68,6 +68,9 @@ GPU_SHARE = 0.02
 WHOLE_TABLES_SHARE = 0.4
 """Share of schedules with small tables whole on shards."""
 
+ROUNDS_SHARE = 0.25
+"""Share of the schedules of sessions with bfloat16 on the wire."""
+
 INTERPRETED_SHARE = 0.03
 """Share of the schedules on an imitated GPU with kernels run by Triton's interpreter.
 
@@ -113,6 +116,7 @@ class Schedule:
             f"{_cluster(w)}{hosts}, {w.protection} k={w.k} m={w.m}, "
             f"{_on_gpu(w)}{counted(w.slots, 'slot')}, "
             f"{counted(w.steps, 'step')}, "
+            f"{'bfloat16 on the wire, ' if w.rounds else ''}"
             f"commit every {w.commit_interval}, "
             f"{_optimizers(w) if self.model is None else self.model}, "
             f"rebuild {counted(w.rebuild_rows_per_step, 'row')} a step in {w.rebuild_share:.0%} "
@@ -266,6 +270,11 @@ def draw(seed: int, suite: str) -> Schedule:
         schedule = replace(schedule, deaths=3 * schedule.deaths, returns=rng.choice((0.5, 0.9, 1)))
     elif may_have_gpu:
         workload = _with_gpu(f"where rows lie {suite} {seed}", workload)
+    if suite == "sessions":
+        rounds = random.Random(f"wire {seed}").random() < ROUNDS_SHARE
+        workload = replace(workload, rounds=rounds)
+        if schedule.later is not None:
+            schedule = replace(schedule, later=replace(schedule.later, rounds=rounds))
     rng = random.Random(f"where tables lie {suite} {seed}")
     if schedule.later is not None:
         later = replace(schedule.later, whole_tables=rng.random() < WHOLE_TABLES_SHARE)

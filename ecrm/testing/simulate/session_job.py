@@ -347,6 +347,7 @@ class SessionJob:
             sparse_scheduler=row_scheduler if model.schedules_rows else None,
             grad_scaler=scaler,
             check_determinism=model.checks,
+            wire_dtype=torch.bfloat16 if workload.rounds else torch.float32,
             start=start,
         )
         if model.loads == "a state_dict":

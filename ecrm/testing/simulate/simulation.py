@@ -392,6 +392,8 @@ def _traits(schedule: Schedule) -> list[str]:
         traits.append("schedules with wide stripes")
     if workload.whole_tables:
         traits.append("schedules with whole tables")
+    if workload.rounds:
+        traits.append("schedules with bfloat16 on the wire")
     return traits
 
 

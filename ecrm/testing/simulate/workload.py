@@ -112,6 +112,7 @@ class Workload:
     - `gpu_kernels`: the backend of kernels on a GPU, as in `kernels.backend`; `None` keeps the
       present setting.
     - `whole_tables`: whether small tables lie whole on shards.
+    - `rounds`: whether a session has bfloat16 on the wire.
     """
 
     seed: int = 0
@@ -147,6 +148,7 @@ class Workload:
     gpu_kernels: str | None = None
     on_cpu: tuple[int, ...] = ()
     whole_tables: bool = False
+    rounds: bool = False
 
     @property
     def world_size(self) -> int:
