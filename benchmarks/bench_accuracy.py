@@ -2,6 +2,7 @@
 
     make bench-accuracy                                  # all recipes
     python benchmarks/bench_accuracy.py --recipe svd     # one recipe; the CSV keeps all others
+    python benchmarks/bench_accuracy.py --contender ECRM # one training; the CSV keeps all others
     python benchmarks/bench_accuracy.py --smoke          # tiny, to a temporary file
 
 A recipe is a script of `examples/` with a twin in plain torch; `lib/accuracy.py` lists all recipes.
@@ -120,6 +121,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--recipe", choices=RECIPES, action="append", help="default: all")
     parser.add_argument("--seed", type=int, choices=SEEDS, action="append", help="default: all")
+    parser.add_argument("--contender", choices=CONTENDERS, action="append", help="default: all")
     parser.add_argument("--criteo", type=Path, help="the file of 10,000 Criteo rows")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--output", type=Path, help="the CSV; default: results/accuracy.csv")
@@ -140,11 +142,18 @@ def main(words: Sequence[str] | None = None) -> None:
             for seed in seeds if data else ():
                 results = {}
                 for number, contender in enumerate(CONTENDERS if recipe.rounds else CONTENDERS[:3]):
+                    if contender not in (arguments.contender or CONTENDERS):
+                        continue
                     folder = Path(scratch) / f"{name}-{seed}-{number}"
                     results[contender] = trained(recipe, contender, seed, data, folder)
                     print(f"{recipe.title}, seed {seed}, {contender}: {results[contender][0]}")
                 check_equal(recipe, seed, results)
-                rows = [row for row in rows if (row["recipe"], row["seed"]) != (name, str(seed))]
+                rows = [
+                    row
+                    for row in rows
+                    if (row["recipe"], row["seed"]) != (name, str(seed))
+                    or row["contender"] not in results
+                ]
                 rows += [
                     {
                         "recipe": name,
