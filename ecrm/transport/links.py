@@ -19,6 +19,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -55,6 +56,18 @@ LONGEST_SILENCE = 1.0
 """Seconds without a byte before a connection is made anew; half the keep-alive time if shorter."""
 
 
+@dataclass(frozen=True)
+class Machine:
+    """The parts of a transport that reach the machine: `ecrm.testing` has doubles of the parts."""
+
+    carrier: Callable[[Identity, int, Settings, str], Carrier] = Carrier
+    socket: Callable[[Member, bytes, bytes, str, tuple[str, int]], MemberSocket] = MemberSocket
+    clock: Callable[[], float] = time.monotonic
+
+
+REAL = Machine()
+
+
 class LinkTransport(PackedTransport):
     """Calls among the ranks of a run over links, later among the members of each epoch.
 
@@ -67,9 +80,12 @@ class LinkTransport(PackedTransport):
     an agent the rank beats to the head.
 
     Not thread safe: a single thread makes all calls. A waiting call sleeps, and holds no GIL.
+    Messages of `lent_bytes` or more are lent.
 
     Raises EcrmError if this rank cannot join, and UsageError if this host allows too few files.
     """
+
+    lent_bytes = LENT_BYTES
 
     def __init__(
         self,
@@ -79,8 +95,10 @@ class LinkTransport(PackedTransport):
         life: str = "",
         host: str = "",
         beats_to: tuple[str, int] | None = None,
+        machine: Machine = REAL,
     ) -> None:
         super().__init__(ranks)
+        self._clock = machine.clock
         _allow_files(ranks + OTHER_FILES)
         self.rank, self._told_to_stop = rank, False
         keep_alive = rendezvous.keep_alive
@@ -90,12 +108,12 @@ class LinkTransport(PackedTransport):
         self._unheard_seconds, self._unheard_pause = keep_alive / 2, unheard_pause(keep_alive)
         settings = Settings(beat=silence / 4, silence=silence, greet=silence / 2)
         identity = Identity(rendezvous.run, rendezvous.secret, rank)
-        self._carrier = Carrier(identity, ranks, settings, address)
+        self._carrier = machine.carrier(identity, ranks, settings, address)
         self.joined, self._head = bool(life), rendezvous.head
         self._beats_to = rendezvous.head if beats_to is None else beats_to
         place = [address, self._carrier.port]
         self._member = Member(rank, place, self._unheard_pause, life, host)
-        self._socket = MemberSocket(
+        self._socket = machine.socket(
             self._member, rendezvous.run, rendezvous.secret, address, rendezvous.head
         )
         self._carrier.watch(self._socket.socket)
@@ -118,10 +136,10 @@ class LinkTransport(PackedTransport):
 
         Raises EcrmError if the head is silent, or if this process is not wanted.
         """
-        heard = asked = time.monotonic()
+        heard = asked = self._clock()
         while not self._member.begun():
             self._socket.turn((), REPEAT_SECONDS)
-            told, self._member.told, now = self._member.told, "", time.monotonic()
+            told, self._member.told, now = self._member.told, "", self._clock()
             heard = now if told else heard
             why = GIVEN_UP if self._member.fenced else REFUSALS.get(told, "")
             if now > asked + 1.0:
@@ -168,19 +186,19 @@ class LinkTransport(PackedTransport):
         connection that breaks meanwhile. Messages that other ranks drop are not waited for. The
         whole takes at most 2 s, or the keep-alive time if longer.
         """
-        end = time.monotonic() + max(CLOSE_SECONDS, self._keep_alive)
+        end = self._clock() + max(CLOSE_SECONDS, self._keep_alive)
         self._carrier.acknowledge_all()
         while not (
             self._carrier.all_acked(LOOK_SECONDS, self._away())
             or self._member.revoked
-            or time.monotonic() > end - CLOSE_SECONDS / 2
+            or self._clock() > end - CLOSE_SECONDS / 2
         ):
             self._news()
             self._turn()
         self._carrier.end_lease()
         self._member.leave()
-        end = min(end, time.monotonic() + CLOSE_SECONDS)
-        while time.monotonic() < end and not self._member.all_left():
+        end = min(end, self._clock() + CLOSE_SECONDS)
+        while self._clock() < end and not self._member.all_left():
             self._carrier.acknowledge_all()
             self._socket.turn((), REPEAT_SECONDS / 5)
         self._socket.close()
@@ -195,13 +213,13 @@ class LinkTransport(PackedTransport):
         return self._carrier.cut(rank)
 
     def _join(self, head: tuple[str, int]) -> None:
-        deadline = time.monotonic() + JOIN_SECONDS
+        deadline = self._clock() + JOIN_SECONDS
         while self._member.phase is Phase.JOINING:
             self._news()
             self._socket.turn((), REPEAT_SECONDS)
             if self._member.fenced:
                 self._die()
-            if time.monotonic() > deadline:
+            if self._clock() > deadline:
                 raise EcrmError(
                     f"rank {self.rank}: not all ranks have joined within {JOIN_SECONDS:.0f} s; "
                     f"the head is {head[0]}:{head[1]}"
@@ -249,7 +267,7 @@ class LinkTransport(PackedTransport):
     def _send_message(
         self, rank: int, stamp: int, packed: np.ndarray, apart: list[np.ndarray]
     ) -> None:
-        inside = packed.nbytes < LENT_BYTES
+        inside = packed.nbytes < self.lent_bytes
         message = np.empty(8 * HEAD_WORDS + (packed.nbytes if inside else 0), np.uint8)
         message[: 8 * HEAD_WORDS].view(np.int64)[:] = stamp, len(apart), not inside
         if inside:
@@ -266,7 +284,7 @@ class LinkTransport(PackedTransport):
         return packed, [self._receive(rank) for _ in range(pieces)]
 
     def _send(self, rank: int, memory: np.ndarray) -> None:
-        lend = memory.nbytes >= LENT_BYTES
+        lend = memory.nbytes >= self.lent_bytes
         if lend:
             self._lent.append(memory)
         while True:
@@ -313,7 +331,7 @@ class LinkTransport(PackedTransport):
         if self._member.stop in (signal.SIGINT, signal.SIGTERM) and not self._told_to_stop:
             self._told_to_stop = True
             os.kill(os.getpid(), self._member.stop)
-        now = time.monotonic()
+        now = self._clock()
         if now < self._next_look or self._told_refused:
             return
         self._next_look = now + REPEAT_SECONDS
@@ -337,7 +355,7 @@ class LinkTransport(PackedTransport):
 
     def _unheard(self) -> list[int]:
         """Live ranks without a connection for too long; looked for now and then."""
-        now = time.monotonic()
+        now = self._clock()
         if now < self._next_unheard:
             return []
         self._next_unheard = now + self._unheard_pause
