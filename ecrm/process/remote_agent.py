@@ -243,10 +243,10 @@ def understood(message: bytes) -> tuple[int, int, bytes] | dict[str, Any]:
 class Beats:
     """The beats of a host's ranks, on the way to the head of the run in one datagram.
 
-    A rank beats as if the agent were the head: a datagram of `FORM`, as in `membership_socket`,
-    with the proof of the rank. The last beat of each rank waits here. `say` sends all waiting beats
-    together; the head answers in one datagram, and `hand_out` gives each rank its answer. So a
-    rank's lease and its end stay with the rank and the head. The agent proves no beat of its own.
+    A rank beats as if the agent were the head. A beat is a datagram of `FORM` with the proof of the
+    rank, as in `membership_socket`. `say` sends the last beat of each rank, all together. The head
+    answers in one datagram, and `hand_out` gives each rank its answer. So the lease of a rank stays
+    between rank and head. The agent proves no beat of its own.
     """
 
     FORM = struct.Struct("<Q16sQQQQ")  # magic, run, kind, rank, number, news

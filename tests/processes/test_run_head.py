@@ -10,6 +10,7 @@ import pytest
 
 from ecrm.base.errors import EcrmError
 from ecrm.launch.run_head import run_head
+from ecrm.process.remote_agent import BEATS_TO
 from ecrm.run import run_rank
 from ecrm.transport.membership import Member, Phase
 from ecrm.transport.membership_socket import LINKS, MemberSocket, Rendezvous
@@ -62,7 +63,10 @@ def test_processes_started_by_a_rank_are_no_ranks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(LINKS, Rendezvous(bytes(16), b"secret", ("10.0.0.1", 7), 2.0).text())
     monkeypatch.setenv("PMIX_RANK", "3")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "5")
-    monkeypatch.setattr("ecrm.transport.links.LinkTransport", lambda *words: words)
-    joined = (3, 5, Rendezvous(bytes(16), b"secret", ("10.0.0.1", 7), 2.0))
+    monkeypatch.setenv(BEATS_TO, "10.0.0.2:8")
+    monkeypatch.setattr(
+        "ecrm.transport.links.LinkTransport", lambda *words, beats_to: (*words, beats_to)
+    )
+    joined = (3, 5, Rendezvous(bytes(16), b"secret", ("10.0.0.1", 7), 2.0), ("10.0.0.2", 8))
     assert run_rank._transport() == joined
-    assert LINKS not in os.environ
+    assert LINKS not in os.environ and BEATS_TO not in os.environ
