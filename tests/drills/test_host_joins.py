@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import shlex
 import signal
 import subprocess
@@ -181,16 +183,16 @@ def test_a_joining_host_that_dies_at_each_stage_comes_back(train, tmp_path):
     lose(training, "h2")
     training.wait_for(lambda event: event["event"] == "failure")
     training.hosts.mend("h2")
+    hold = hurry.with_suffix(".hold")
     for stage in ("joining", "the other ranks are waited for"):
+        hold.touch()  # no commit: the rank waits
         typed = joining(training, tmp_path, "h2")
-        for line in typed.stdout:
-            if stage in line:
-                break
-        else:
-            pytest.fail(f"{stage} was never said")
+        wait_for_line(typed, stage)
         lose(training, "h2")
+        hold.unlink()
         training.hosts.mend("h2")
         typed.communicate(timeout=60)
+        assert not ranks_in(training, "joined")
     for times in (1, 2):
         typed = joining(training, tmp_path, "h2")
         training.wait_for(lambda _, times=times: len(ranks_in(training, "joined")) == times)
@@ -273,6 +275,15 @@ def test_each_of_four_hosts_is_lost_and_back_five_times(train, tmp_path):
     check(run, Run(0, "", calm).model, [[rank] for rank in (*lost, *training.ranks_of("h2"))])
     gaps(run, losses)
     no_step_is_longer(run, losses)
+
+
+def wait_for_line(process, said):
+    """Until a process has said so."""
+    came, output, deadline = "", process.stdout.fileno(), time.monotonic() + RUN_SECONDS
+    while said not in came:
+        assert time.monotonic() < deadline and process.poll() is None, came
+        if select.select([output], [], [], 1.0)[0]:
+            came += os.read(output, 1 << 16).decode()
 
 
 def calm_run(tmp_path, script):

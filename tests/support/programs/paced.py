@@ -1,6 +1,7 @@
 """A script with long steps until a file is there: paced.py STEPS FILE [FILE ...].
 
-So a drill takes as long as it needs, and the rest of the training is short. Every further file is
+So a drill takes as long as it needs, and the rest of the training is short. While there is a file
+with the same name and the suffix .hold, the step in hand goes on. Every further file is
 a further session.
 """
 
@@ -54,3 +55,5 @@ for hurry in FILES:
         (score - label).square().mean().backward()
         if not hurry.exists():
             time.sleep(STEP_SECONDS / SLOTS)
+        while hurry.with_suffix(".hold").exists():
+            time.sleep(0.02)
