@@ -122,7 +122,7 @@ _SIGNATURES = {
     "ecrm_link_send": (_COUNT, [_POINTER, _BYTES, _COUNT, ctypes.c_int]),
     "ecrm_link_take": (_POINTER, [_POINTER, _POINTER]),
     "ecrm_link_free_message": (None, [_POINTER]),
-    "ecrm_link_begin_epoch": (None, [_POINTER, _TIME, _COUNT]),
+    "ecrm_link_begin_epoch": (ctypes.c_int, [_POINTER, _TIME, _COUNT, ctypes.c_int]),
     "ecrm_link_came": (ctypes.c_int, [_POINTER, _TIME, _BYTES, _COUNT]),
     "ecrm_link_gather": (_COUNT, [_POINTER, _POINTER, _COUNT]),
     "ecrm_link_wrote": (None, [_POINTER, _TIME, _COUNT]),

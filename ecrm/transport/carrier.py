@@ -67,7 +67,10 @@ class Carrier:
             raise ValueError(f"rank {rank}: {address!r} is no IPv4 address")
 
     def begin_epoch(self, epoch: int, live: Collection[int]) -> None:
-        """Drop all messages, and begin anew with the ranks of `live`."""
+        """Drop all messages, and begin anew with the ranks of `live`.
+
+        A connection to a rank of the epoch before stays, unless a message is half written.
+        """
         self._library.ecrm_carrier_begin_epoch(self._at, epoch, self._marks(live))
 
     def lease(self, address: str, port: int, keep_alive: float, last: int = 0) -> None:

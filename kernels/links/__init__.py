@@ -139,9 +139,13 @@ class Link:
         self._library.ecrm_link_free_message(at)
         return data
 
-    def begin_epoch(self, now: float, epoch: int) -> None:
-        """Drop all messages and the connection; numbers begin at 1 again."""
-        self._library.ecrm_link_begin_epoch(self._at, now, epoch)
+    def begin_epoch(self, now: float, epoch: int, keeps: bool = False) -> bool:
+        """Drop all messages; numbers begin at 1 again.
+
+        The connection stays if `keeps` asks so, unless a message is half written. Returns whether
+        the connection stays; else the caller closes the connection.
+        """
+        return bool(self._library.ecrm_link_begin_epoch(self._at, now, epoch, keeps))
 
     def came(self, now: float, data: bytes) -> bool:
         """Bytes have come. False: close the connection."""

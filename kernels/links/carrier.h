@@ -134,18 +134,20 @@ class Carrier {
     there.sin_port = htons(static_cast<uint16_t>(port));
     return inet_pton(AF_INET, address, &there.sin_addr) == 1;
   }
-  // Begin an epoch with the peers that are alive; all that was under way is dropped.
+  // Begin an epoch with the peers that are alive; all that was under way is dropped. Connections
+  // to peers of both epochs stay.
   void begin_epoch(uint64_t epoch, const uint8_t* live) {
     std::lock_guard<std::mutex> lock(lock_);
     const double now = clock_now();
     for (uint32_t p = 0; p < ends_.size(); ++p) {
       if (p == me_.rank) continue;
       End& end = ends_[p];
+      const bool stays = end.live && live[p] != 0;
+      end.live = live[p] != 0;
+      if (end.link->begin_epoch(now, epoch, stays)) continue;
       drop(end.fd);
       end.fd = -1;
       end.events = 0;
-      end.live = live[p] != 0;
-      end.link->begin_epoch(now, epoch);
     }
     progress(0);
   }

@@ -68,8 +68,8 @@ ECRM_ENTRY char* ecrm_link_take(OwnLink* l, uint64_t* size) {
   return message.data;
 }
 ECRM_ENTRY void ecrm_link_free_message(char* data) { free(data); }
-ECRM_ENTRY void ecrm_link_begin_epoch(OwnLink* l, double now, uint64_t epoch) {
-  l->link.begin_epoch(now, epoch);
+ECRM_ENTRY int ecrm_link_begin_epoch(OwnLink* l, double now, uint64_t epoch, int keeps) {
+  return l->link.begin_epoch(now, epoch, keeps != 0);
 }
 ECRM_ENTRY int ecrm_link_came(OwnLink* l, double now, const char* data, uint64_t n) {
   while (n != 0) {

@@ -41,9 +41,10 @@ struct Greeting {
 };
 static_assert(sizeof(Greeting) == 72, "without gaps");
 
-enum Kind : uint64_t { kData = 1, kAck = 2 };
+enum Kind : uint64_t { kData = 1, kAck = 2, kEpoch = 3 };
 
-// Before the bytes of a message, from byte `offset` on. An acknowledgement has neither.
+// Before the bytes of a message, from byte `offset` on. An acknowledgement has neither. kEpoch: all
+// that follows is of the epoch `number`.
 struct Frame {
   uint64_t kind, number, size, offset, ack;
 };
@@ -99,7 +100,7 @@ class Link {
       : me_(me), peer_(peer), settings_(settings), pause_(settings.first_pause) {
     cache_.reset(new char[kCacheBytes]);
   }
-  ~Link() { forget(); }
+  ~Link() { forget_incoming(); }
   Link(const Link&) = delete;
 
   State state() const { return state_; }
@@ -125,7 +126,8 @@ class Link {
 
   bool wants_dial(double now) const { return dials() && state_ == kDown && now >= again_; }
   bool wants_write() const {
-    return !control_.empty() || writing_ || (state_ == kUp && (next_ < kept_.size() || due_));
+    return !control_.empty() || writing_ ||
+           (state_ == kUp && (next_ < kept_.size() || due_ || announces_));
   }
   // When `tick` has something to do.
   double next() const {
@@ -199,17 +201,32 @@ class Link {
     ready_.pop_front();
     return message;
   }
-  // A new epoch: everything under way is dropped, numbers begin at 1, the connection is closed.
-  void begin_epoch(double now, uint64_t epoch) {
-    drop();
-    forget();
+  // A new epoch: everything under way is dropped, and numbers begin at 1. The connection stays if
+  // `keeps` asks so, unless a message is half written. False: the connection is to be closed.
+  //
+  // The ends begin the epoch at different times. An end that stays says so in a frame of its own,
+  // so the other end knows where messages of the epoch begin, and drops messages before. Messages
+  // of the next epoch that come early are kept, and acknowledged once the epoch has begun here.
+  bool begin_epoch(double now, uint64_t epoch, bool keeps = false) {
+    keeps = keeps && state_ == kUp && !(pending_() && out_done_ != 0);
+    if (!keeps) {
+      drop();
+      forget_incoming();
+    } else if (their_epoch_ != epoch) {
+      if (in_body_ && skip_ == 0) skip_ = frame_in_.size - body_done_;
+      forget_incoming();
+    }
+    if (pending_()) writing_ = false;
+    kept_.clear();
     epoch_ = epoch;
-    number_ = acked_ = told_ = lent_ = unsaid_ = kept_bytes_ = 0;
-    expected_ = 1;
+    number_ = acked_ = told_ = lent_ = kept_bytes_ = 0;
     next_ = 0;
     resume_ = 0;
     pause_ = settings_.first_pause;
     again_ = since_ = now;
+    due_ = false;
+    announces_ = keeps;
+    return keeps;
   }
 
   // Where the next bytes that come are to be written.
@@ -313,14 +330,15 @@ class Link {
     state_ = kDown;
     control_.clear();
     answer_.clear();
-    writing_ = due_ = in_body_ = direct_ = false;
+    writing_ = due_ = announces_ = in_body_ = direct_ = false;
     skip_ = head_done_ = at_ = end_ = 0;
     release();
     next_ = 0;
   }
 
-  void forget() {
-    kept_.clear();
+  void forget_incoming() {
+    expected_ = 1;
+    told_ = unsaid_ = 0;
     for (Message& message : ready_) free(message.data);
     ready_.clear();
     free(body_);
@@ -354,6 +372,7 @@ class Link {
     resume_ = partial;
     next_ = 0;
     state_ = kUp;
+    their_epoch_ = epoch_;
     heard_ = said_ = now;
     pause_ = settings_.first_pause;
     told_ = 0;
@@ -374,11 +393,18 @@ class Link {
   bool begin_frame() {
     const Frame& frame = frame_in_;
     head_done_ = 0;
-    if (!acknowledge(frame.ack)) return false;
+    if (frame.kind == kEpoch) {
+      if (frame.size != 0 || frame.number <= their_epoch_) return false;
+      their_epoch_ = frame.number;
+      forget_incoming();
+    }
+    if (their_epoch_ == epoch_ && !acknowledge(frame.ack)) return false;
+    if (frame.kind == kEpoch) return true;
     if (frame.kind == kAck) return frame.size == 0;
     if (frame.kind != kData || frame.size > kMostBytes || frame.offset > frame.size) return false;
-    if (frame.number > expected_ || frame.number == 0) return false;
-    if (frame.number < expected_) {  // it came over a connection before
+    const bool old = their_epoch_ < epoch_;
+    if ((frame.number > expected_ && !old) || frame.number == 0) return false;
+    if (frame.number < expected_ || old) {  // it came over a connection before, or came too late
       skip_ = frame.size - frame.offset;
       in_body_ = skip_ != 0;
       return true;
@@ -409,7 +435,12 @@ class Link {
 
   bool begin_write() {
     if (state_ != kUp) return false;
-    if (next_ < kept_.size()) {
+    if (announces_) {
+      frame_ = {kEpoch, epoch_, 0, 0, expected_ - 1};
+      out_data_ = nullptr;
+      out_size_ = 0;
+      announces_ = false;
+    } else if (next_ < kept_.size()) {
       const Outgoing& message = kept_[next_++];
       frame_ = {kData, message.number, message.size, resume_, expected_ - 1};
       out_data_ = message.data + resume_;
@@ -434,7 +465,7 @@ class Link {
   const uint32_t peer_;
   const Settings& settings_;
   State state_ = kDown;
-  uint64_t epoch_ = 1;
+  uint64_t epoch_ = 1, their_epoch_ = 1;  // theirs: of the bytes that come
   double began_ = 0, again_ = 0, pause_, heard_ = 0, said_ = 0, since_ = 0;
   // outgoing
   std::deque<Outgoing> kept_;
@@ -443,7 +474,7 @@ class Link {
   Frame frame_{};
   const char* out_data_ = nullptr;
   uint64_t out_size_ = 0, out_done_ = 0;
-  bool writing_ = false, due_ = false;
+  bool writing_ = false, due_ = false, announces_ = false;
   // incoming
   std::deque<Message> ready_;
   uint64_t expected_ = 1, told_ = 0, unsaid_ = 0;

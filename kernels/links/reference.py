@@ -24,7 +24,7 @@ DIALLING = 1
 MAGIC = 0x316B6E696C6D7263
 GREETING_FORMAT = struct.Struct("<Q16sIIQQQ16s")  # magic, run, from, to, epoch, expected, ...
 FRAME = struct.Struct("<QQQQQ")  # kind, number, size, offset, acknowledged
-DATA, ACK = 1, 2
+DATA, ACK, EPOCH = 1, 2, 3
 DIGEST_BYTES = 32
 
 
@@ -40,26 +40,29 @@ class Link:
         self._me, self._peer, self._settings = me, peer, settings
         self.epoch, self.losses, self.resent = 1, 0, 0
         self._began = self._heard = self._said = 0.0
+        self._their_epoch, self._written = 1, 0
+        self._writing, self._writing_number = b"", 0
         self._forget(0.0)
+        self._forget_incoming()
         self._drop()
 
     def _forget(self, now: float) -> None:
         self._kept: deque[tuple[int, bytes | memoryview]] = deque()
+        self.sent = self._acked = self._told = self.kept_bytes = self._resume = 0
+        self._lent = 0
+        self._next, self._pause = 0, self._settings.first_pause
+        self._again = self._since = now
+
+    def _forget_incoming(self) -> None:
         self._ready: deque[bytes] = deque()
         self._body: bytearray | None = None
-        self._body_size = 0
-        self.sent = self._acked = self._told = self._unsaid = self.kept_bytes = self._resume = 0
-        self._lent = 0
-        self._next, self.expected, self._pause = 0, 1, self._settings.first_pause
-        self._again = self._since = now
-        self._writing = b""
-        self._writing_number = 0
+        self._body_size, self.expected, self._told, self._unsaid = 0, 1, 0, 0
 
     def _drop(self) -> None:
         self.state = DOWN
         self._control = self._answer = self._writing = self._head = b""
         self._writing_number = self._skip = 0
-        self._due = self._in_body = False
+        self._due = self._announces = self._in_body = False
         self._release()
         self._next = 0
 
@@ -159,10 +162,21 @@ class Link:
     def take(self) -> bytes | None:
         return self._ready.popleft() if self._ready else None
 
-    def begin_epoch(self, now: float, epoch: int) -> None:
-        self._drop()
+    def begin_epoch(self, now: float, epoch: int, keeps: bool = False) -> bool:
+        half = self._writing and self._writing_number and self._written
+        keeps = keeps and self.state == UP and not half
+        if not keeps:
+            self._drop()
+            self._forget_incoming()
+        elif self._their_epoch != epoch:
+            if self._in_body and not self._skip:
+                self._skip = self._body_size - self.partial
+            self._forget_incoming()
+        if self._writing_number:
+            self._writing, self._writing_number = b"", 0
         self._forget(now)
-        self.epoch = epoch
+        self.epoch, self._due, self._announces = epoch, False, keeps
+        return keeps
 
     def came(self, now: float, data: bytes) -> bool:
         while data:
@@ -205,7 +219,7 @@ class Link:
         if self._control:
             self._control = self._control[n:]
             return
-        self._writing = self._writing[n:]
+        self._writing, self._written = self._writing[n:], self._written + n
         if not self._writing:
             self._release()
 
@@ -232,6 +246,7 @@ class Link:
         if partial > (len(self._kept[0][1]) if begun else 0):
             return False
         self._resume, self._next, self.state = partial, 0, UP
+        self._their_epoch = self.epoch
         self._heard = self._said = now
         self._pause, self._told, self._due = self._settings.first_pause, 0, self.expected > 1
         return True
@@ -254,15 +269,21 @@ class Link:
 
     def _begin_frame(self) -> bool:
         (kind, number, size, offset, ack), self._head = FRAME.unpack(self._head), b""
-        if not self._acknowledge(ack):
+        if kind == EPOCH:
+            if size or number <= self._their_epoch:
+                return False
+            self._their_epoch = number
+            self._forget_incoming()
+        if self._their_epoch == self.epoch and not self._acknowledge(ack):
             return False
-        if kind == ACK:
+        if kind in (ACK, EPOCH):
             return bool(size == 0)
         if kind != DATA or size > MOST_BYTES or offset > size:
             return False
-        if not 0 < number <= self.expected:
+        old = self._their_epoch < self.epoch
+        if not number or (number > self.expected and not old):
             return False
-        if number < self.expected:
+        if number < self.expected or old:
             self._skip = size - offset
             self._in_body = self._skip != 0
             return True
@@ -291,7 +312,11 @@ class Link:
     def _begin_write(self) -> bool:
         if self.state != UP:
             return False
-        if self._next < len(self._kept):
+        self._written = 0
+        if self._announces:
+            self._writing = FRAME.pack(EPOCH, self.epoch, 0, 0, self.expected - 1)
+            self._writing_number, self._announces = 0, False
+        elif self._next < len(self._kept):
             number, data = self._kept[self._next]
             self._next += 1
             head = FRAME.pack(DATA, number, len(data), self._resume, self.expected - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -118,6 +119,36 @@ def test_a_new_epoch_drops_messages_and_leaves_out_the_dead(carriers: list[Carri
     sent(carriers[2], 1, b"from the past")
     assert carriers[1].receive(2, 0.1) is None
     assert carriers[1].figures().refused == 0, "a peer of another epoch is no stranger"
+
+
+def sockets_here() -> set[str]:
+    """The sockets of this process."""
+    found = set()
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{each}"))
+    return {each for each in found if each.startswith("socket:")}
+
+
+def test_a_new_epoch_keeps_the_connections_of_ranks_that_live_on(carriers: list[Carrier]) -> None:
+    """The connections to rank 2 end; the twin is an epoch with a rank that comes back."""
+    for sender in (0, 1):
+        for to in {0, 1, 2} - {sender}:
+            sent(carriers[sender], to, b"all are connected")
+            assert came(carriers[to], sender) == b"all are connected"
+    before = sockets_here()
+    for epoch, live in ((2, (0, 1)), (3, (0, 1))):
+        for carrier in carriers[:2]:
+            carrier.begin_epoch(epoch, live)
+            sent(carrier, 1 - carriers.index(carrier), b"early or late")
+        for end in (0, 1):
+            assert came(carriers[end], 1 - end) == b"early or late"
+    kept = sockets_here()
+    assert kept < before and [carrier.figures().losses for carrier in carriers[:2]] == [0, 0]
+    for carrier in carriers:
+        carrier.begin_epoch(4, (0, 1, 2))
+    sent(carriers[0], 2, b"again")
+    assert came(carriers[2], 0) == b"again" and sockets_here() - kept
 
 
 def test_a_full_window_refuses_until_the_peer_acknowledges(carriers: list[Carrier]) -> None:

@@ -70,6 +70,11 @@ class LinkNetwork:
             if not self._turn():
                 self.now = min(max(self.now, self._next()), end)
 
+    def turns(self, count: int) -> None:
+        """Let so many turns happen. In a turn each end writes a chunk, perhaps half a message."""
+        for _ in range(count):
+            self._turn()
+
     def up(self) -> bool:
         """Whether both ends have a connection."""
         return all(end.state == UP for end in self.ends)
@@ -79,10 +84,13 @@ class LinkNetwork:
         for connection in {self._current[0], *self._accepted} - {None}:
             self._kill(connection)
 
-    def begin_epoch(self, rank: int, epoch: int) -> None:
-        """An end begins an epoch."""
-        self._close(rank)
-        self.ends[rank].begin_epoch(self.now, epoch)
+    def begin_epoch(self, rank: int, epoch: int, keeps: bool = False) -> bool:
+        """An end begins an epoch; returns whether its connection stays."""
+        kept = keeps and self.ends[rank].begin_epoch(self.now, epoch, keeps)
+        if not kept:
+            self._close(rank)
+            self.ends[rank].begin_epoch(self.now, epoch)
+        return kept
 
     def _next(self) -> float:
         times = [end.next() for end in self.ends]

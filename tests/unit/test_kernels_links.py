@@ -395,6 +395,83 @@ def test_a_new_epoch_drops_everything_and_refuses_the_old_one(kind: str) -> None
     assert [end.expected for end in network.ends] == [2, 2]
 
 
+def through_an_epoch(kind: str, seed: int, resets: bool) -> tuple[LinkNetwork, list[bool]]:
+    """Both ends send in epoch 1, begin epoch 2 at different times, and send what must arrive."""
+    draw = Random(seed)
+    network = LinkNetwork(
+        kind, delay=lambda end: draw.random() / 100, chunk=lambda: draw.randrange(1, 9_000)
+    )
+    limits = [draw.randrange(1, 40_000) for _ in range(4 if resets else 0)]
+    network.reset_at = lambda n: limits[n - 1] if n <= len(limits) else None
+    network.run(network.up)
+    send_all(network, [draw.randrange(20_000) for _ in range(3)])
+    network.turns(draw.randrange(10))
+    first = draw.randrange(2)
+    stayed = [network.begin_epoch(first, 2, keeps=True)]
+    early = [draw.randbytes(draw.randrange(20_000)) for _ in range(2)]
+    for message in early:
+        network.ends[first].send(message)
+    network.pass_time(draw.random() / 20)
+    network.turns(draw.randrange(3))
+    stayed.append(network.begin_epoch(1 - first, 2, keeps=True))
+    late = [draw.randbytes(draw.randrange(20_000)) for _ in range(2)]
+    for message in late:
+        network.ends[1 - first].send(message)
+    came: list[list[bytes]] = [[], []]
+
+    def arrived() -> bool:
+        for end in (0, 1):
+            came[end] += received(network.ends[end])
+        return len(came[first]) >= 2 and len(came[1 - first]) >= 2
+
+    network.run(arrived)
+    network.run(lambda: all(end.acked == end.sent == 2 for end in network.ends))
+    assert (came[1 - first], came[first]) == (early, late)
+    return network, stayed
+
+
+def test_messages_of_an_epoch_arrive_whenever_its_ends_begin_the_epoch(kind: str) -> None:
+    """Over the connection that is there, unless a message was half written."""
+    one = 0
+    for seed in range(40):
+        network, stayed = through_an_epoch(kind, seed, resets=False)
+        # an end that begins anew closes the connection of the other end as well
+        assert (network.connections == 1) == all(stayed), seed
+        one += all(stayed)
+    assert 10 < one < 40, "both outcomes were there"
+
+
+def test_messages_of_an_epoch_arrive_although_connections_are_reset_meanwhile(kind: str) -> None:
+    resets = 0
+    for seed in range(40):
+        resets += through_an_epoch(kind, seed, resets=True)[0].connections > 1
+    assert resets > 25
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_reference_writes_the_same_bytes_as_the_cpu_through_an_epoch(seed: int) -> None:
+    of_reference, of_cpu = (
+        through_an_epoch(kind, seed, resets=seed % 2 == 0) for kind in ("reference", "cpu")
+    )
+    assert of_cpu[0].trace == of_reference[0].trace and of_cpu[1] == of_reference[1]
+
+
+def test_an_epoch_cannot_begin_again_over_a_connection(kind: str) -> None:
+    network = LinkNetwork(kind)
+    network.run(network.up)
+    end = network.ends[1]
+    assert end.came(0.0, reference.FRAME.pack(reference.EPOCH, 5, 0, 0, 0))
+    assert not end.came(0.0, reference.FRAME.pack(reference.EPOCH, 5, 0, 0, 0))
+    other = LinkNetwork(kind)
+    other.run(other.up)
+    assert not other.ends[1].came(0.0, reference.FRAME.pack(reference.EPOCH, 5, 1, 0, 0))
+
+
+def test_a_link_without_a_connection_has_none_to_keep(kind: str) -> None:
+    network = LinkNetwork(kind)
+    assert not network.ends[0].begin_epoch(0.0, 2, True)
+
+
 def test_a_rank_that_gets_no_answer_dials_again_with_growing_pauses(kind: str) -> None:
     network = LinkNetwork(kind)
     end = network.ends[0]
