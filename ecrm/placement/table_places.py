@@ -124,50 +124,57 @@ class TablePlaces:
 
 
 def place_tables(spaces: Sequence[RowSpace], shards: int) -> tuple[TablePlaces, ...]:
-    """The places of all tables: shards even by rows and by number of tables.
+    """The places of all tables: shards even by rows and by lookups.
 
-    Largest tables first, each goes to the shard whose fuller measure is least afterwards. The
-    measures are rows, within the row space, and tables, over all row spaces: a sample looks up
-    every table. The largest tables are spread until no shard has more than MOST_ROWS of an even
-    share.
+    The measures of a table are its rows, within the row space, and its lookups, over all row
+    spaces, as shares of an even shard. Tables with the largest sum first, each goes to the shard
+    whose fuller measure is least afterwards. The tables of most rows are spread until no
+    shard has more than MOST_ROWS of an even share.
     """
     held = [0.0] * shards
     places = []
-    even = sum(len(space.tables) for space in spaces) / shards
+    even = sum(table.lookups for space in spaces for table in space.tables) / shards
     for space in spaces:
         rows = [table.rows for table in space.tables]
+        lookups = [table.lookups / even for table in space.tables]
         largest = sorted(range(len(rows)), key=lambda table: (-rows[table], table))
         for spread in range(len(rows) + 1):
-            homes, filled, tables = _homes(rows, largest, spread, list(held), even, shards)
+            homes, filled, looked_up = _homes(rows, lookups, largest[:spread], list(held), shards)
             if max(filled) <= MOST_ROWS * sum(rows) / shards or spread == len(rows):
                 break
-        held = tables
+        held = looked_up
         places.append(TablePlaces(rows, homes, shards))
     return tuple(places)
 
 
 def _homes(
     rows: Sequence[int],
-    largest: Sequence[int],
-    spread: int,
-    tables: list[float],
-    even: float,
+    lookups: Sequence[float],
+    spread: Sequence[int],
+    held: list[float],
     shards: int,
 ) -> tuple[list[int], list[float], list[float]]:
-    """Homes with the `spread` largest tables spread, and rows and tables by shard."""
+    """Homes with some tables spread, and rows and lookups by shard.
+
+    `held` are the lookups of earlier row spaces by shard. Lookups are shares of an even shard.
+    """
     homes = [SPREAD] * len(rows)
-    filled = [sum(rows[table] for table in largest[:spread]) / shards] * shards
-    tables = [count + spread / shards for count in tables]
-    share = sum(rows) / shards
-    for table in largest[spread:]:
+    filled = [sum(rows[table] for table in spread) / shards] * shards
+    held = [share + sum(lookups[table] for table in spread) / shards for share in held]
+    even = sum(rows) / shards
+    whole = sorted(
+        set(range(len(rows))) - set(spread),
+        key=lambda table: (-(rows[table] / even + lookups[table]), table),
+    )
+    for table in whole:
         home = min(
             range(shards),
             key=lambda shard: (
-                max((filled[shard] + rows[table]) / share, (tables[shard] + 1) / even),
+                max((filled[shard] + rows[table]) / even, held[shard] + lookups[table]),
                 filled[shard],
             ),
         )
         homes[table] = home
         filled[home] += rows[table]
-        tables[home] += 1
-    return homes, filled, tables
+        held[home] += lookups[table]
+    return homes, filled, held

@@ -23,7 +23,8 @@ class Table:
     """One embedding table of `rows` rows of `dim` floats.
 
     `optimizer` updates the rows, by default the run's own. Rows begin with `initial`, by default
-    uniform in [-1/sqrt(rows), 1/sqrt(rows)).
+    uniform in [-1/sqrt(rows), 1/sqrt(rows)). A sample looks up `lookups` ids on average; the places
+    of whole tables depend on the number.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Table:
     dim: int
     optimizer: SparseOptimizer | None = None
     initial: Initial | None = None
+    lookups: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from ecrm.run.consistency import Alike
 from ecrm.run.plan import plan
 from ecrm.transport.base import Transport
 
+FACTORS = "pooling_factors"
+"""The input with the lookups of tables, which decide the places of whole tables."""
 OF_CONFIG = Alike(
     "data and config",
     {"data": "other data"},
@@ -25,7 +27,7 @@ OF_CONFIG = Alike(
 )
 OF_SCRIPT = Alike(
     "script and config",
-    {"script": "another script"},
+    {"script": "another script", FACTORS: "other pooling_factors"},
     "copy the script and the config to every host, and give it the same arguments",
 )
 

@@ -39,7 +39,7 @@ from ecrm.run.ending import Ending, Record
 from ecrm.run.finite import REMEDY as OF_CONFIGS
 from ecrm.run.gather import gather_results, on_all, share_at_start
 from ecrm.run.hello import Hello, Inputs, check_inputs, hello_of, needed_versions
-from ecrm.run.inputs import OF_CONFIG, OF_SCRIPT, check_started, data_of
+from ecrm.run.inputs import FACTORS, OF_CONFIG, OF_SCRIPT, check_started, data_of
 from ecrm.run.joining import over_links, write_join_file
 from ecrm.run.keep import checkpoint_folder, checkpoints_of, inherit_best
 from ecrm.run.loaded_files import with_digests
@@ -242,7 +242,8 @@ class _Start:
         else:
             text = self._rank.script.path.read_bytes()
             script = [hashlib.sha256(text).hexdigest(), list(self._rank.script.arguments)]
-            others, steps = {"script": script}, wanted.steps
+            lookups = [table.lookups for table in wanted.tables]
+            others, steps = {"script": script, FACTORS: lookups}, wanted.steps
         given = given_of(host_name(), config, steps, **others)
         about = json.loads(json.dumps(self.module.about()))
         versions = needed_versions(config)

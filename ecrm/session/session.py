@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -91,6 +92,9 @@ class Session:
     - `wire_dtype`: the dtype of rows and their gradients between hosts. With torch.bfloat16 they
       take two bytes instead of four, and the model computes with the rounded values on any number
       of ranks. Rows in shards, optimizer state, parity and saved models stay float32.
+    - `pooling_factors`: the mean number of ids in a bag, by the name of the table in TorchRec's
+      config, as of TorchRec's planner; 1 by default. With cluster.placement of tables, servers get
+      even numbers of lookups. The result does not depend on the factors.
     - `check_determinism`: the number of first steps with every slot computed twice. The first step,
       and some later steps after commits, are undone and taken again. The run ends if a bit differs,
       or if state outside the commits changes. 0 turns the checks off. The option of `ecrm launch`
@@ -118,6 +122,7 @@ class Session:
         grad_scaler: torch.amp.GradScaler | None = None,
         average_gradients: bool = True,
         wire_dtype: torch.dtype = torch.float32,
+        pooling_factors: Mapping[str, float] = MappingProxyType({}),
         seed: int = 0,
         check_determinism: int = 1,
         device: torch.device | str | None = None,
@@ -145,7 +150,7 @@ class Session:
         self._tables = swap(model, seed)
         if dense_optimizer is not None:
             self._tables.check_optimizers()
-        self._described = self._tables.with_values()
+        self._described = self._tables.with_lookups(self._tables.with_values(), pooling_factors)
         self._slots, self._seed, self._check_steps = slots, seed, check_determinism
         self._sparse, self._sparse_rate = sparse, sparse_rate
         self._averages, self._wire_dtype = average_gradients, wire_dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -75,6 +76,32 @@ class Tables:
             if table.name in self.values
             else table
             for table in self.tables
+        ]
+
+    def with_lookups(
+        self, tables: Sequence[Table], pooling_factors: Mapping[str, float]
+    ) -> list[Table]:
+        """The tables with their lookups: ids of a bag, times the features of the table.
+
+        `pooling_factors` are the ids of a mean bag, 1 by default, by the table's name in TorchRec's
+        config. Raises UsageError for a name of no table, and for a number not above 0.
+        """
+        names = [table.name.rpartition(".")[2] for table in tables]
+        for name, factor in pooling_factors.items():
+            if name not in names:
+                raise UsageError(
+                    f"Session(pooling_factors=...) has {name}, and the tables are "
+                    f"{', '.join(dict.fromkeys(names))}",
+                    otherwise="type the name of a TorchRec config",
+                )
+            if not (isinstance(factor, int | float) and 0 < factor < math.inf):
+                raise UsageError(
+                    f"Session(pooling_factors=...) has {factor!r} for {name}: give the mean number "
+                    "of ids in a bag, above 0"
+                )
+        return [
+            replace(table, lookups=table.lookups * pooling_factors.get(name, 1))
+            for table, name in zip(tables, names, strict=True)
         ]
 
     def lay_out(self, spaces: Sequence[RowSpace]) -> None:
@@ -251,6 +278,7 @@ def _described(found: _FoundTable) -> Table:
         operator.index(config.embedding_dim),
         optimizer_of(found.name, found.weight) or SparseOptimizer("sgd", 0.0),
         initial_of(config),
+        lookups=float(len(config.feature_names)),
     )
 
 

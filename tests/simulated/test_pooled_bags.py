@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from ecrm.base.errors import EcrmError
+from ecrm.placement import stripes, table_places
 from ecrm.protection import routing
 from ecrm.protection.chain import ChainProtection
 from ecrm.protection.erasure import ErasureProtection
@@ -96,7 +99,11 @@ class Reordered(Bags):
         return super().forward(ids.permute([ids.keys().index(key) for key in keys]))
 
 
-def script(model: type[nn.Module] = Bags, skips: bool = False) -> Train:
+def script(
+    model: type[nn.Module] = Bags,
+    skips: bool = False,
+    pooling_factors: Mapping[str, float] = MappingProxyType({}),
+) -> Train:
     def train(start):
         torch.manual_seed(7)
         module = model()
@@ -106,6 +113,7 @@ def script(model: type[nn.Module] = Bags, skips: bool = False) -> Train:
             slots=2,
             seed=3,
             dense_optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1),
+            pooling_factors=pooling_factors,
             start=start,
         )
         session.delivered = []
@@ -146,6 +154,22 @@ def test_sums_of_bags_give_the_bits_of_rows(by_rows):
     assert left == by_rows
     # three tables for sums, on different shards or not, for two slots
     assert STEPS * 2 <= sums == gradients
+
+
+def test_known_lookups_move_tables_and_change_no_bit(by_rows):
+    homes = []
+
+    def noted(spaces, shards, place=table_places.place_tables):
+        found = place(spaces, shards)
+        homes.append(found[0].homes)
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stripes, "place_tables", noted)
+        train = script(pooling_factors={"a": 6, "d": 20, "single": 30})
+        assert trained(train=train, faults=[PhaseFault(2, 3, "update")])[0] == by_rows
+        assert trained()[0] == by_rows
+    assert len(set(homes)) == 2, "the factors have moved tables, alike on all ranks"
 
 
 def test_sums_in_another_order_are_noticed(by_rows, monkeypatch):

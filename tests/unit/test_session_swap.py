@@ -58,6 +58,21 @@ class Tower(nn.Module):
         self.collection, self.hidden = collection, [collection]
 
 
+def test_lookups_are_those_of_the_bags_of_all_features():
+    two = bags("two")
+    two.embedding_bag_configs()[0].feature_names.append("again")
+    module = nn.ModuleDict({"x": bags("a", "b"), "y": two})
+    tables = swap(optimized(module))
+    of = {"b": 20, "two": 1.5}
+    assert [table.lookups for table in tables.with_lookups(tables.tables, {})] == [1, 1, 2]
+    assert [table.lookups for table in tables.with_lookups(tables.tables, of)] == [1, 20, 3]
+    with pytest.raises(UsageError, match="has c, and the tables are a, b, two: type the name of"):
+        tables.with_lookups(tables.tables, {"c": 2})
+    for wrong in (0, -1.0, float("nan"), float("inf"), "3", None):
+        with pytest.raises(UsageError, match="for a: give the mean number of ids in a bag"):
+            tables.with_lookups(tables.tables, {"a": wrong})
+
+
 def test_collections_are_found_wherever_they_are():
     shared, held = bags("shared"), bags("held")
     module = nn.Sequential(

@@ -1,5 +1,7 @@
 """Whole tables on shards: every row has one place, and shards are even."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -78,6 +80,46 @@ def test_shards_are_even_by_rows_and_by_tables(shards, rows):
     # the largest table of Criteo is spread, and most of the small tables stay whole
     if rows is KAGGLE:
         assert places.homes[2] == SPREAD and len(whole) >= 20
+
+
+def fullest(spaces, places, shards):
+    """Rows and lookups of the fullest shard, as shares of an even shard."""
+    tables = [table for space in spaces for table in space.tables]
+    held = [0.0] * shards
+    for space, of_space in zip(spaces, places):
+        for table, home in zip(space.tables, of_space.homes):
+            for shard in range(shards) if home == SPREAD else [home]:
+                held[shard] += table.lookups / (shards if home == SPREAD else 1)
+    rows = max(each.rows_per_shard for each in places) * shards / sum(t.rows for t in tables)
+    return rows, max(held) * shards / sum(table.lookups for table in tables)
+
+
+# ids of a bag by table, as MLPerf's DLRMv2 expands Criteo's features
+BAGS = [3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1]
+
+
+@pytest.mark.parametrize("shards", [2, 3, 5])
+@pytest.mark.parametrize("name", ["kaggle", "equal", "skewed"])
+def test_known_lookups_are_even_where_no_table_has_more_than_a_share(shards, name):
+    rows = {"kaggle": KAGGLE, "equal": [200_000] * 26}.get(
+        name, [int(1e7 / (n + 1) ** 1.2) for n in range(26)]
+    )
+    bags = BAGS if name == "kaggle" else [1 + 3 * (n * 7 % 26) for n in range(26)]
+    blind = spaces_of(*rows)
+    known = row_spaces(
+        [replace(table, lookups=float(bags[n])) for n, table in enumerate(blind[0].tables)]
+    )
+    places = place_tables(known, shards)
+    of_rows, of_lookups = fullest(known, places, shards)
+    assert of_rows <= MOST_ROWS * 1.01
+    # no table is spread for its lookups: the largest bag may be more than a share by itself
+    whole = [bag for bag, home in zip(bags, places[0].homes) if home != SPREAD]
+    assert of_lookups <= max(1.2, 1.02 * max(whole) * shards / sum(bags))
+    unknown = fullest(known, place_tables(blind, shards), shards)[1]
+    assert of_lookups <= max(1.1, unknown)
+    if (name, shards) == ("kaggle", 2):
+        assert of_lookups < 1.05 and unknown > 1.6
+    assert [each.homes for each in place_tables(known, shards)] == [each.homes for each in places]
 
 
 def test_the_places_of_tables_do_not_depend_on_k_and_m():
