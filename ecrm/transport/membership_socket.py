@@ -220,16 +220,15 @@ class HeadServer:
         """The answer to a beat, empty if there is none; `None` if this is no beat of this run."""
         text, proof = beat[: BEAT.size], beat[BEAT.size :]
         magic, run, kind, rank, number, _ = BEAT.unpack(text)
-        right = hmac.new(self._secret, text, hashlib.sha256).digest()
-        if (magic, run, kind) != (BEAT_MAGIC, self._run, BEATS) or not hmac.compare_digest(
-            proof, right
-        ):
+        if (magic, run, kind) != (BEAT_MAGIC, self._run, BEATS):  # before the dearer proof
+            return None
+        if not hmac.compare_digest(proof, hmac.digest(self._secret, text, "sha256")):
             return None
         # a late or replayed beat is no sign of life
         if number > self._beats.get(rank, 0) and self._head.beat(self._clock(), rank):
             self._beats[rank] = number
             answer = BEAT.pack(magic, run, ANSWERS, rank, number, news)
-            return answer + hmac.new(self._secret, answer, hashlib.sha256).digest()
+            return answer + hmac.digest(self._secret, answer, "sha256")
         return b""
 
     def _send(self) -> None:
