@@ -1,12 +1,21 @@
-"""The model of commit, undo, recovery and membership, with all of its states visited."""
+"""The model of commit, undo, recovery, membership and joins, with all of its states visited."""
 
 from __future__ import annotations
 
 import pytest
 
 from support.explorer import explore
-from support.protocol_model import MISTAKES, Model
+from support.protocol_model import (
+    DONE,
+    ENTER,
+    FINISH,
+    MISTAKES,
+    SPREAD_AGREE,
+    WELCOME,
+    Model,
+)
 
+RETURNS = {"deaths": 1, "returns": 1}
 DIES, PARTS, FAILS = {"deaths": 1}, {"cuts": 1}, {"failures": 1}
 FOUND_WITH = {
     "rows are not undone": DIES,
@@ -27,6 +36,10 @@ FOUND_WITH = {
     "a leave is not told": DIES,
     "no revocation": FAILS,
     "a death is not told": DIES,
+    "a number returns in the epoch of its death": RETURNS,
+    "ranks join in a broken recovery": {"deaths": 2, "returns": 1},
+    "a newcomer has a replica of its own": RETURNS,
+    "a late death counts again": RETURNS,
 }
 """The smallest faults with which a mistake is found."""
 
@@ -50,6 +63,20 @@ def model(mistake: str = "", **faults: int) -> Model:
             marks=pytest.mark.drill,
         ),
         pytest.param({"deaths": 2}, 0, id="two deaths"),
+        pytest.param(RETURNS | {"spares": 1}, 0, id="a return beside a spare"),
+        pytest.param(
+            RETURNS | {"steps_to_train": 2},
+            14_898,
+            id="a return, then a step",
+            marks=pytest.mark.drill,
+        ),
+        pytest.param(
+            {"deaths": 2, "returns": 1},
+            160_240,
+            id="two deaths, a return",
+            marks=pytest.mark.drill,
+        ),
+        pytest.param(RETURNS | FAILS, 0, id="a return and a failed call", marks=pytest.mark.drill),
         pytest.param(PARTS, 0, id="a cut", marks=pytest.mark.drill),
         pytest.param(DIES | FAILS, 0, id="a death and a failed call", marks=pytest.mark.drill),
         pytest.param(
@@ -70,7 +97,7 @@ def test_no_state_breaks_a_promise(faults, states):
     "mistake",
     [
         pytest.param(each, marks=pytest.mark.drill)
-        if FOUND_WITH[each] in (DIES | FAILS, {"deaths": 2})
+        if FOUND_WITH[each] in (DIES | FAILS, {"deaths": 2}, {"deaths": 2, "returns": 1})
         else each
         for each in MISTAKES
     ],
@@ -124,3 +151,20 @@ def test_the_checker_counts_states_and_finds_the_deadlock_of_a_textbook():
     right, wrong = explore(TwoLocks(opposite=False)), explore(TwoLocks(opposite=True))
     assert (right.states, right.ends, right.wrong) == (12, 1, "")
     assert wrong.wrong == "nobody can go on" and len(wrong.way) == 2
+
+
+def test_a_returned_rank_joins_and_is_welcomed():
+    """Some state of the model with a return has each call of a join."""
+    bounded, seen = model(**RETURNS), set()
+
+    class Watched:
+        def __getattr__(self, name):
+            return getattr(bounded, name)
+
+        def wrong(self, state):
+            seen.update(this.at for this in state.ranks if this.life)
+            return bounded.wrong(state)
+
+    found = explore(Watched())
+    assert not found.wrong and found.states == 8_549
+    assert seen >= {ENTER, WELCOME, SPREAD_AGREE, FINISH, DONE}

@@ -1,10 +1,11 @@
-"""The protocol of commit, undo, recovery and membership as a finite model.
+"""The protocol of commit, undo, recovery, membership and joins as a finite model.
 
 Four ranks train some steps. Each rank holds a shard with data and parity; some ranks hold the dense
 replica. A head decides on the members. Faults: ranks die at any instant, a link is cut for good
-(between two ranks, or between a rank and the head), and a call fails although nobody died. A model
-has no bytes: the value of a shard is the number of updates of the rows, so a calm run ends with
-the number of steps everywhere. Any two of the four units of a stripe give back the other two.
+(between two ranks, or between a rank and the head), and a call fails although nobody died. A dead
+rank may return: its new process waits, and joins right after a commit. A model has no bytes: the
+value of a shard is the number of updates of the rows, so a calm run ends with the number of steps
+everywhere. Any two of the four units of a stripe give back the other two.
 
 A state is a `State` of small tuples. `Model.steps(state)` gives every possible next state with a
 label; `Model.wrong(state)` the broken promise, if any. `Model.progress(state)` grows in every step,
@@ -16,6 +17,8 @@ Abstractions, all of which allow more behaviour than the code, never less:
   in the next call, which may fail on every rank.
 - A message of members and head is heard at any time after its cause, again and again: late,
   repeated and reordered messages of an epoch are steps of the model, lost messages are not taken.
+- The head hears of a rank that waits to join at once. A rank that dies unheard has not returned.
+- Any rank may learn late, or never, of ranks that wait.
 - The lease of a rank ends before the head's patience with the rank: `head gives up` waits for the
   end of the rank. The lengths of both times are no part of the model, only their order is.
 """
@@ -24,19 +27,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # A rank is in a call, or:
-WANT, DONE, DEAD, REFUSED = "want", "done", "dead", "refused"
+WANT, ENTER, DONE, DEAD, REFUSED = "want", "enter", "done", "dead", "refused"
 ENDED = (DONE, DEAD, REFUSED)
 # The calls of a step: requests and gradients; deltas; the agreement. Then those of a recovery: the
-# ledgers, the agreement on the ledgers, the dense state, the agreement on the dense state. The last
-# agreement ends the job.
+# ledgers, the agreement on the ledgers, the welcome of newcomers if there are any, the dense state,
+# the agreement on the dense state. The last agreement ends the job.
 FIRST, SECOND, AGREE = "first", "second", "agree"
-LEDGER, LEDGER_AGREE, SPREAD, SPREAD_AGREE = "ledger", "ledger agree", "spread", "spread agree"
-FINISH = "finish"
+LEDGER, LEDGER_AGREE, WELCOME = "ledger", "ledger agree", "welcome"
+SPREAD, SPREAD_AGREE, FINISH = "spread", "spread agree", "finish"
 AGREEMENTS = (AGREE, LEDGER_AGREE, SPREAD_AGREE, FINISH)
-CALLS = (FIRST, SECOND, AGREE, LEDGER, LEDGER_AGREE, SPREAD, SPREAD_AGREE, FINISH)
+CALLS = (FIRST, SECOND, AGREE, LEDGER, LEDGER_AGREE, WELCOME, SPREAD, SPREAD_AGREE, FINISH)
+NO, MAY, ASKS = range(3)
+"""The wish of a rank for ranks that wait to join, as `ecrm.transport.membership.Admit`."""
 
 WHOLE, MISSING, FRESH = 0, 1, 2
 """A shard has all rows, none on its new host, or rows decoded since the last commit."""
@@ -51,6 +56,10 @@ class Rank(NamedTuple):
     `newest` is the largest number of commits by the ledgers. `dense` are the updates of the dense
     replica, -1 without a replica, and `dense_log` the part to be undone. `rebuilding` are the
     shards of the view without all rows, a set of bits.
+
+    `life` counts the processes of the rank before. A rank is `new` until a recovery is through.
+    `newcomers` are the new ranks by the ledgers, a set of bits. `told` is whether the rank tells in
+    its step of ranks that wait, `asks` whether it has been told, `admit` its wish.
     """
 
     at: str = FIRST
@@ -63,6 +72,12 @@ class Rank(NamedTuple):
     dense: int = -1
     dense_log: int = 0
     rebuilding: int = 0
+    life: int = 0
+    new: bool = False
+    newcomers: int = 0
+    told: bool = False
+    asks: bool = False
+    admit: int = NO
 
 
 class Shard(NamedTuple):
@@ -85,6 +100,7 @@ class Head(NamedTuple):
     dead: int = 0
     fenced: int = 0
     left: int = 0
+    waiting: int = 0
 
 
 class Cut(NamedTuple):
@@ -102,14 +118,15 @@ HEAD = 9
 class State(NamedTuple):
     """The whole system. `kinds` are the calls of the newest epoch, `history`, in order.
 
-    `left` are the faults that may still happen: deaths, cuts, and calls that fail alone.
+    `left` are the faults that may still happen: deaths, cuts, calls that fail alone, and returns of
+    dead ranks.
     """
 
     ranks: tuple[Rank, ...]
     shards: tuple[Shard, ...]
     head: Head
     cut: Cut | None
-    left: tuple[int, int, int]
+    left: tuple[int, int, int, int]
     kinds: tuple[str, ...] = (FIRST,)
     history: int = 1
     wrong: str = ""
@@ -134,6 +151,10 @@ MISTAKES = {
     "a leave is not told": "the head waits for a rank that has left with the job done",
     "no revocation": "the head tells nobody that a rank wants the next epoch",
     "a death is not told": "neither the head nor a rank in a call learns of a death",
+    "a number returns in the epoch of its death": "a rank may join in the place of its own death",
+    "ranks join in a broken recovery": "every shrink admits ranks that wait",
+    "a newcomer has a replica of its own": "the first dense replica of a newcomer counts",
+    "a late death counts again": "a late word of a death counts for the next process of the rank",
 }
 
 
@@ -147,6 +168,8 @@ class Model:
     failures: int = 0
     ranks: int = 4
     survives: int = 2
+    returns: int = 0
+    spares: int = 0
     mistake: str = ""
 
     def start(self) -> State:
@@ -157,10 +180,10 @@ class Model:
                 Rank(members=everybody, dense=0 if rank < holders else -1)
                 for rank in range(self.ranks)
             ),
-            tuple(Shard(rank) for rank in range(self.ranks)),
+            tuple(Shard(rank) for rank in range(self.ranks - self.spares)),
             Head(live=everybody),
             None,
-            (self.deaths, self.cuts, self.failures),
+            (self.deaths, self.cuts, self.failures, self.returns),
         )
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
@@ -174,24 +197,30 @@ class Model:
             if this.at in ENDED:
                 continue
             yield from self._faults(state, rank)
-            if this.at != WANT:
+            if this.at not in (WANT, ENTER):
                 if self._completes(state, rank):
                     yield f"{rank} completes {this.at}", self._after_call(state, rank)
+                    if this.at == FIRST and self._may_tell(state, rank):
+                        told = self._with(state, rank, told=True)
+                        yield f"{rank} completes {this.at} and tells", self._after_call(told, rank)
                 if self._may_fail(state, rank):
-                    yield f"{rank} fails {this.at}", self._with(state, rank, at=WANT)
+                    yield f"{rank} fails {this.at}", self._failed(state, rank)
                 elif state.left[2]:
-                    left = (*state.left[:2], state.left[2] - 1)
-                    failed = self._with(state, rank, at=WANT)._replace(left=left)
+                    failed = self._failed(state, rank)._replace(left=_less(state.left, 2))
                     yield f"{rank} fails alone {this.at}", failed
+        yield from self._returns(state)
         yield from self._cuts(state)
         yield from self._head(state)
 
     def progress(self, state: State) -> int:
         """A number that every step makes larger."""
         ranks = sum(
-            100_000
+            200_000 * rank.life + 100_000
             if rank.at == DEAD
-            else 2000 * rank.epoch + 10 * rank.calls + (1000 if rank.at not in CALLS else 0)
+            else 200_000 * rank.life
+            + 2000 * rank.epoch
+            + 10 * rank.calls
+            + (1000 if rank.at not in CALLS else 0)
             for rank in state.ranks
         )
         head = state.head
@@ -203,19 +232,58 @@ class Model:
 
     def _faults(self, state: State, rank: int) -> Iterator[tuple[str, State]]:
         if state.left[0]:
-            left = (state.left[0] - 1, *state.left[1:])
-            yield f"{rank} dies", self._with(state, rank, at=DEAD)._replace(left=left)
+            dead = self._with(state, rank, at=DEAD)
+            yield f"{rank} dies", dead._replace(left=_less(state.left, 0))
         cut = state.cut
         if state.head.fenced >> rank & 1:
             yield f"{rank} is fenced", self._with(state, rank, at=DEAD)
         elif cut and cut.other == HEAD and rank == cut.one:
             yield f"{rank} ends with its lease", self._with(state, rank, at=DEAD)
 
+    def _returns(self, state: State) -> Iterator[tuple[str, State]]:
+        """A new process of a dead rank waits to join, and the head has heard of it."""
+        if not state.left[3]:
+            return
+        at_once = self.mistake == "a number returns in the epoch of its death"
+        for rank, this in enumerate(state.ranks):
+            bit = 1 << rank
+            known = not state.head.live & bit or (at_once and state.head.dead & bit)
+            if this.at != DEAD or not known or state.head.waiting & bit:
+                continue
+            own = 0 if self.mistake == "a newcomer has a replica of its own" else -1
+            new = Rank(ENTER, 0, calls=0, commits=-1, dense=own, life=this.life + 1, new=True)
+            ranks = (*state.ranks[:rank], new, *state.ranks[rank + 1 :])
+            # whoever takes the number for the rank before takes its rows for whole
+            shards = tuple(
+                Shard(rank, GARBAGE, 0, GARBAGE) if shard.host == rank else shard
+                for shard in state.shards
+            )
+            head = state.head._replace(waiting=state.head.waiting | bit)
+            left = _less(state.left, 3)
+            yield (
+                f"{rank} returns",
+                state._replace(ranks=ranks, shards=shards, head=head, left=left),
+            )
+
+    def _may_tell(self, state: State, rank: int) -> bool:
+        """Whether a rank may tell all ranks, in this step, of ranks that wait."""
+        members = state.ranks[rank].members
+        said = any(this.told for mate, this in enumerate(state.ranks) if members >> mate & 1)
+        return bool(state.head.waiting & ~members) and not said
+
+    def _failed(self, state: State, rank: int) -> State:
+        """A call of a rank has failed: the rank wants the next epoch."""
+        admit = MAY if state.ranks[rank].at == AGREE else NO
+        if self.mistake == "ranks join in a broken recovery":
+            admit = ASKS
+        return self._with(state, rank, at=WANT, admit=admit)
+
     def _cuts(self, state: State) -> Iterator[tuple[str, State]]:
         if not state.left[1]:
             return
-        left = (state.left[0], state.left[1] - 1, state.left[2])
-        alive = [rank for rank, this in enumerate(state.ranks) if this.at not in (DEAD, DONE)]
+        left = _less(state.left, 1)
+        away = (DEAD, DONE, ENTER)
+        alive = [rank for rank, this in enumerate(state.ranks) if this.at not in away]
         for one in alive:
             for other in [*alive, HEAD]:
                 if one < other:
@@ -247,7 +315,9 @@ class Model:
         """Whether a rank may have heard of a death, or of a wish for the next epoch."""
         this, head = state.ranks[rank], state.head
         dead = any(
-            other.at == DEAD for mate, other in enumerate(state.ranks) if this.members >> mate & 1
+            other.at in (DEAD, ENTER)
+            for mate, other in enumerate(state.ranks)
+            if this.members >> mate & 1
         )
         told = head.epoch > this.epoch or bool(head.wanting | head.fenced)
         if self.mistake == "a death is not told":
@@ -263,25 +333,42 @@ class Model:
             return self._enter(self._update(state, rank), rank, SECOND)
         if this.at == SECOND:
             state = self._protect(state, rank)
+            told = any(
+                mate.told for other, mate in enumerate(state.ranks) if this.members >> other & 1
+            )
+            state = self._with(state, rank, asks=told)
             if self.mistake == "commit before the agreement":
                 state = self._commit(state, rank)
             return self._enter(state, rank, AGREE)
         if this.at == AGREE:
             if self.mistake != "commit before the agreement":
                 state = self._commit(state, rank)
+            if this.asks:
+                return self._with(state, rank, at=WANT, admit=ASKS)
             return self._next_step(state, rank)
         if this.at == LEDGER:
-            known = [
-                other.commits for mate, other in enumerate(state.ranks) if this.members >> mate & 1
+            members = [
+                (mate, other) for mate, other in enumerate(state.ranks) if this.members >> mate & 1
             ]
-            newest = min(known) if self.mistake == "the oldest commit counts" else max(known)
-            return self._enter(self._with(state, rank, newest=newest), rank, LEDGER_AGREE)
+            known = [other.commits for _, other in members if not other.new]
+            choice = min if self.mistake == "the oldest commit counts" else max
+            newest = choice(known, default=-1)
+            newcomers = sum(1 << mate for mate, other in members if other.new)
+            learned = self._with(state, rank, newest=newest, newcomers=newcomers)
+            return self._enter(learned, rank, LEDGER_AGREE)
+        if this.at == LEDGER_AGREE and this.newcomers:
+            if this.newest < 0:
+                return self._with(state, rank, at=REFUSED)
+            return self._enter(state, rank, WELCOME)
+        if this.at == WELCOME:
+            return self._recover(self._welcomed(state, rank), rank)
         if this.at == LEDGER_AGREE:
             return self._recover(state, rank)
         if this.at == SPREAD:
             return self._enter(state, rank, SPREAD_AGREE)
         if this.at == SPREAD_AGREE:
-            return self._next_step(self._take_dense(state, rank), rank)
+            through = self._with(self._take_dense(state, rank), rank, new=False)
+            return self._next_step(through, rank)
         assert this.at == FINISH
         return self._with(state, rank, at=DONE)
 
@@ -303,6 +390,7 @@ class Model:
     def _next_step(self, state: State, rank: int) -> State:
         this = state.ranks[rank]
         over = this.committed >= self.steps_to_train and not this.rebuilding
+        state = self._with(state, rank, told=False, asks=False)
         return self._enter(state, rank, FINISH if over else FIRST)
 
     # Rows, parity, the dense replica.
@@ -393,6 +481,25 @@ class Model:
 
     # Recovery.
 
+    def _welcomed(self, state: State, rank: int) -> State:
+        """A newcomer knows now what every rank knows at the newest commit."""
+        this = state.ranks[rank]
+        if not this.new:
+            return state
+        known = [
+            other
+            for mate, other in enumerate(state.ranks)
+            if this.members >> mate & 1 and not other.new and other.commits == this.newest
+        ]
+        teller = known[0] if known else Rank()
+        return self._with(
+            state,
+            rank,
+            committed=teller.committed,
+            commits=teller.commits,
+            rebuilding=teller.rebuilding,
+        )
+
     def _recover(self, state: State, rank: int) -> State:
         """After the agreement on the ledgers: back to the commit, and the roles handed over."""
         this = state.ranks[rank]
@@ -409,7 +516,7 @@ class Model:
         state = self._take_over(
             self._with(state, rank, rebuilding=sum(1 << each for each in lost)), rank, lost
         )
-        if set(self._due(this.members)) <= set(holders):
+        if set(self._due(this.members)) <= set(holders) and not this.newcomers:
             return self._next_step(state, rank)
         return self._enter(state, rank, SPREAD)
 
@@ -429,10 +536,14 @@ class Model:
         members = [mate for mate in range(self.ranks) if state.ranks[rank].members >> mate & 1]
         if self.mistake == "roles by hearsay":
             members = [mate for mate in members if state.ranks[mate].at != DEAD]
+        heirs = members
+        if self.spares:  # members without a whole shard come first
+            busy = {shard.host for number, shard in enumerate(state.shards) if number not in lost}
+            heirs = [mate for mate in members if mate not in busy] or members
         shards = list(state.shards)
         for number in lost:
             host = shards[number].host
-            if host not in members and members[number % len(members)] == rank:
+            if host not in members and heirs[number % len(heirs)] == rank:
                 shards[number] = Shard(rank, state=MISSING)
         return state._replace(shards=tuple(shards))
 
@@ -474,8 +585,18 @@ class Model:
                     continue
                 cut = self._is_cut(state, rank)
                 wants = this.at == WANT and not cut
-                if wants and this.epoch < head.epoch:
-                    began = self._with(state, rank, epoch=head.epoch, members=head.live, calls=0)
+                if (wants or this.at == ENTER) and this.epoch < head.epoch:
+                    began = self._with(
+                        state,
+                        rank,
+                        epoch=head.epoch,
+                        members=head.live,
+                        calls=0,
+                        admit=NO,
+                        told=False,
+                        asks=False,
+                        newcomers=0,
+                    )
                     state = self._enter(began, rank, LEDGER)
                 elif wants and not head.wanting & bit:
                     state = self._advanced(state, head._replace(wanting=head.wanting | bit))
@@ -497,6 +618,8 @@ class Model:
         """Whether the head may find a rank dead, and has not yet."""
         this, head, bit = state.ranks[rank], state.head, 1 << rank
         told = this.at == DEAD and self.mistake != "a death is not told"
+        if self.mistake == "a late death counts again" and this.life and this.at not in ENDED:
+            told = True
         silent = this.at in ENDED and (bool(head.fenced & bit) or self._is_cut(state, rank))
         return (told or silent) and not (head.dead | head.left) & bit
 
@@ -540,19 +663,25 @@ class Model:
             staying &= head.wanting
         if not head.wanting or waits or staying & ~head.wanting:
             return state._replace(head=head)
+        wishes = {this.admit for rank, this in enumerate(state.ranks) if staying >> rank & 1}
+        newcomers = 0
+        if NO not in wishes and ASKS in wishes:
+            newcomers = head.waiting & ~staying
         # forget what can make no difference any more: of ranks that have died, and of their links
         ranks = tuple(
-            Rank(DEAD) if this.at == DEAD and not staying >> rank & 1 else this
+            Rank(DEAD, life=this.life) if this.at == DEAD and not staying >> rank & 1 else this
             for rank, this in enumerate(state.ranks)
         )
         shards = tuple(
-            Shard(shard.host, state=MISSING) if ranks[shard.host] == Rank(DEAD) else shard
+            Shard(shard.host, state=MISSING)
+            if ranks[shard.host].at == DEAD and not staying >> shard.host & 1
+            else shard
             for shard in state.shards
         )
         cut = state.cut
         if cut and any(ranks[end].at == DEAD for end in (cut.one, cut.other) if end != HEAD):
             cut = None
-        head = Head(head.epoch + 1, staying)
+        head = Head(head.epoch + 1, staying | newcomers, waiting=head.waiting & ~newcomers)
         return state._replace(ranks=ranks, shards=shards, cut=cut, head=head)
 
     # Promises.
@@ -564,7 +693,7 @@ class Model:
         living = [
             (rank, this)
             for rank, this in enumerate(state.ranks)
-            if this.at not in (DEAD, DONE, REFUSED)
+            if this.at not in (DEAD, DONE, REFUSED, ENTER)
         ]
         for rank, this in living:
             if this.epoch < state.head.epoch and not state.head.live >> rank & 1:
@@ -588,7 +717,8 @@ class Model:
                         return f"shard {number} has no host among the members"
             if this.dense >= 0 and this.dense - this.dense_log != this.committed:
                 return f"the dense replica of rank {rank} is not that of commit {this.committed}"
-        cut_off = sum(this.at == DEAD for this in state.ranks) - (self.deaths - state.left[0])
+        lost = sum((this.at == DEAD) + this.life for this in state.ranks)
+        cut_off = lost - (self.deaths - state.left[0])
         if cut_off > self.cuts - state.left[1]:
             return "a cut costs more than one rank"
         commits = {this.committed for _, this in stepping}
@@ -604,17 +734,17 @@ class Model:
     def wrong_step(self, before: State, after: State) -> str:
         """The promise that a step breaks, in words, or ""."""
         for rank, (was, this) in enumerate(zip(before.ranks, after.ranks, strict=True)):
-            if this.at != DEAD and this.committed < was.committed:
+            if this.at != DEAD and not this.new and this.committed < was.committed:
                 return f"rank {rank} takes commit {was.committed} back"
         return ""
 
     def ended(self, state: State) -> bool:
         """Whether a state without a next state is a proper end."""
-        return all(this.at in ENDED for this in state.ranks)
+        return all(this.at in (*ENDED, ENTER) for this in state.ranks)
 
     def _refused_too_early(self, state: State) -> bool:
         """A refusal needs more ends of ranks than are survived, or a job that is done."""
-        gone = sum(this.at == DEAD for this in state.ranks)
+        gone = sum(this.at in (DEAD, ENTER) or this.new for this in state.ranks)
         return gone <= self.survives and not any(this.at == DONE for this in state.ranks)
 
     @staticmethod
@@ -622,3 +752,8 @@ class Model:
         ranks = list(state.ranks)
         ranks[rank] = ranks[rank]._replace(**changes)
         return state._replace(ranks=tuple(ranks))
+
+
+def _less(left: tuple[int, ...], place: int) -> Any:
+    """The faults left after one of a kind."""
+    return tuple(count - (each == place) for each, count in enumerate(left))
