@@ -9,6 +9,8 @@ from ecrm.testing.simulated_transport.fault_plan import (
     PhaseFault,
     RandomFaults,
 )
+from ecrm.testing.simulated_transport.link_cluster import LinkCluster
+from ecrm.testing.simulated_transport.network import LinkFaults
 from ecrm.testing.simulated_transport.outcome import (
     Event,
     Kill,
@@ -28,6 +30,8 @@ __all__ = [
     "Event",
     "Fault",
     "Kill",
+    "LinkCluster",
+    "LinkFaults",
     "Outcome",
     "PhaseFault",
     "ProgramFailed",

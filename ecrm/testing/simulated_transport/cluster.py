@@ -188,7 +188,7 @@ class SimulatedCluster:
     def _live(self, member: Member, program: Callable[[Transport], object], joined: bool) -> None:
         try:
             self._stop_if_gone(member)
-            self._results[member.rank] = program(SimulatedTransport(self, member.rank, joined))
+            self._results[member.rank] = program(self._transport_of(member, joined))
             self.leave(member.rank)
         except RankKilled:
             if not member.gone and self._broken is None:
@@ -198,6 +198,9 @@ class SimulatedCluster:
             self._note(member, f"raises {type(error).__name__}")
             member.gone = True
             self._mourn(member)
+
+    def _transport_of(self, member: Member, joined: bool) -> Transport:
+        return SimulatedTransport(self, member.rank, joined)
 
     # Called by a transport, in the thread of its rank.
 
