@@ -1,11 +1,9 @@
 """A run loads `ecrm.testing` only when the run asks for a fault or a double."""
 
-import subprocess
-import sys
-
 from ecrm.config.faults import Kill
 from ecrm.config.schema import TestingConfig
 from ecrm.run.inject_faults import injected_faults
+from support.commands import forked
 
 LOADED = """
 import sys
@@ -20,7 +18,7 @@ print(found is not None, any(name.startswith("ecrm.testing") for name in sys.mod
 
 
 def loaded(word):
-    done = subprocess.run([sys.executable, "-c", LOADED, word], capture_output=True, text=True)
+    done = forked(["-c", LOADED, word])
     return done.stdout.split() or done.stderr
 
 
