@@ -60,3 +60,14 @@ def test_a_rank_that_has_missed_a_recovery_gets_the_view_of_the_others():
     assert [each.view for each in agreed.values()] == [new] * 4
     assert {each.commits for each in agreed.values()} == {3}
     assert {each.replays for each in agreed.values()} == {-1}
+
+
+def test_all_ranks_with_the_newest_commit_are_named_also_after_many_commits():
+    view = initial_view("dedicated", StripeShape(3, 2, 1), 1, 1, 2, 2)
+
+    def program(transport: Transport) -> Ledger:
+        commits = 999 if transport.rank == 1 else 1000
+        return ledger(view, transport.rank, commits).agreed(transport)
+
+    agreed = SimulatedCluster(4, seed=1).run(program).results
+    assert {each.newest for each in agreed.values()} == {(0, 2, 3)}
