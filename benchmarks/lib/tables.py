@@ -284,6 +284,8 @@ def wire(rows: Sequence[Row]) -> list[str]:
     header = (
         "tables",
         "placement",
+        "wire",
+        "steps of a commit",
         "sent by a rank in a step, MB",
         "rows or sums",
         "gradients",
@@ -295,20 +297,19 @@ def wire(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         of = {kind: float(row[f"mb {kind}"]) for kind in WIRE}
-        whole = row["placement"] == "tables"
         lines.append(
             (
                 row["tables"],
-                f"`{row['placement']}`",
+                row["placement"],
+                row["wire_dtype"],
+                str(row["commit_interval"]),
                 f"{float(row['mb']):.1f}",
                 f"{of['rows'] + of['sums of bags']:.1f}",
                 f"{of['gradients of rows'] + of['gradients of bags']:.1f}",
                 f"{of['parity deltas']:.1f}",
                 f"{of['requests'] + of['lists of bags']:.1f}",
                 f"{float(row['mb_of_busiest']):.1f}",
-                f"{float(row['rows_of_fullest']):.2f}, {float(row['lookups_of_fullest']):.2f}"
-                if whole
-                else "1, 1",
+                f"{float(row['rows_of_fullest']):.2f}, {float(row['lookups_of_fullest']):.2f}",
             )
         )
     return markdown(header, lines)

@@ -85,15 +85,35 @@ class CountedTransport(WrappedTransport):
 
 @dataclass(frozen=True)
 class Case:
-    """A session of the benchmark: tables of `rows` rows, a feature each, and its cluster."""
+    """A session of the benchmark: tables of `rows` rows, a feature each, and its cluster.
+
+    `bags` are the ids of a bag, by table.
+    """
 
     rows: tuple[int, ...]
     dim: int
     samples: int
-    ids_per_bag: int
+    bags: tuple[int, ...]
     ranks: int
     k: int
     m: int = 1
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the rows of a case lie and travel: the settings that do not change the batches."""
+
+    whole_tables: bool = False
+    factors: bool = False
+    wire_dtype: torch.dtype = torch.float32
+    commit_interval: int = 1
+
+    @property
+    def placement(self) -> str:
+        """The placement in words."""
+        if self.factors:
+            return "tables, with pooling_factors"
+        return "tables" if self.whole_tables else "rows"
 
 
 VALUES = 1_000_000
@@ -103,14 +123,13 @@ VALUES = 1_000_000
 def drawn(case: Case, step: int, slot: int) -> KeyedJaggedTensor:
     """The ids of a slot by Zipf's law, with exponents from 1.05 to 1.2 over the tables."""
     random = np.random.default_rng((step, slot))
-    count = case.samples * case.ids_per_bag
     ids = []
-    for number, rows in enumerate(case.rows):
+    for number, (rows, bag) in enumerate(zip(case.rows, case.bags, strict=True)):
         power = -0.05 - 0.15 * number / max(len(case.rows) - 1, 1)
-        share = random.random(count)
+        share = random.random(case.samples * bag)
         values = ((VALUES**power - 1) * share + 1) ** (1 / power)
         ids.append(values.astype(np.int64) * 0x9E3779B1 % (1 << 32) % rows)
-    lengths = torch.full((len(case.rows) * case.samples,), case.ids_per_bag)
+    lengths = torch.tensor(case.bags).repeat_interleave(case.samples)
     keys = [f"f{number}" for number in range(len(case.rows))]
     return KeyedJaggedTensor(keys, torch.from_numpy(np.concatenate(ids)), lengths=lengths)
 
@@ -138,27 +157,34 @@ class _Model(nn.Module):
 
 @dataclass(frozen=True)
 class Sent:
-    """Bytes of a step by rank, by kind, and the sum of the model's logged losses."""
+    """Bytes of a commit interval by rank, by kind, its steps, and the sum of the first losses."""
 
     ranks: tuple[Counter[str], ...]
+    steps: int
     loss: float
 
     def mean(self, kind: str) -> float:
-        """Bytes of a kind, of a mean rank."""
-        return sum(each[kind] for each in self.ranks) / len(self.ranks)
+        """Bytes of a kind in a step, of a mean rank."""
+        return sum(each[kind] for each in self.ranks) / len(self.ranks) / self.steps
 
     @property
-    def most(self) -> int:
-        """Bytes of all kinds of the rank that sends most."""
-        return max(each.total() for each in self.ranks)
+    def most(self) -> float:
+        """Bytes of all kinds in a step, of the rank that sends most."""
+        return max(each.total() for each in self.ranks) / self.steps
 
 
 Draw = Callable[[Case, int, int], KeyedJaggedTensor]
 """(case, step, slot) -> the ids of a slot in a step."""
 
 
-def sent(case: Case, whole_tables: bool, draw: Draw = drawn, steps: int = 3) -> Sent:
-    """The bytes of the last step but one; ranks are server and trainer in one."""
+COMPARED = 3
+"""First steps whose losses are compared."""
+
+
+def sent(case: Case, way: Way, draw: Draw = drawn) -> Sent:
+    """The bytes of the second commit interval; ranks are server and trainer in one."""
+    steps = max(2 * way.commit_interval + 1, COMPARED)
+    factors = {f"t{number}": bag for number, bag in enumerate(case.bags)} if way.factors else {}
 
     def program(transport: Transport) -> tuple[Counter[str], float]:
         counted = CountedTransport(transport)
@@ -167,9 +193,9 @@ def sent(case: Case, whole_tables: bool, draw: Draw = drawn, steps: int = 3) -> 
         def start(wanted: Wanted) -> Started:
             shape = protection.shape
             view = initial_view("colocated", shape, case.ranks, 0, wanted.slots, 2)
-            policy = EnginePolicy(commit_interval=1, dense_replicas=2)
+            policy = EnginePolicy(commit_interval=way.commit_interval, dense_replicas=2)
             engine = session_engine(
-                counted, Hooks(), wanted, view, protection, policy, whole_tables=whole_tables
+                counted, Hooks(), wanted, view, protection, policy, whole_tables=way.whole_tables
             )
             return Started(SimulatedRun(engine), check_steps=0)
 
@@ -181,6 +207,8 @@ def sent(case: Case, whole_tables: bool, draw: Draw = drawn, steps: int = 3) -> 
             slots=case.ranks,
             seed=1,
             dense_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+            wire_dtype=way.wire_dtype,
+            pooling_factors=factors,
             start=start,
         )
         marks: list[Counter[str]] = []
@@ -191,9 +219,12 @@ def sent(case: Case, whole_tables: bool, draw: Draw = drawn, steps: int = 3) -> 
             loss = session.model(ids).sum()
             loss.backward()
             losses.append(float(loss))
-        return marks[-1] - marks[-2], sum(losses)
+        every = way.commit_interval
+        return marks[2 * every] - marks[every], sum(losses[:COMPARED])
 
     found = SimulatedCluster(case.ranks, 1, (), most_calls=300_000).run(program).results
     return Sent(
-        tuple(count for count, _ in found.values()), sum(loss for _, loss in found.values())
+        tuple(count for count, _ in found.values()),
+        way.commit_interval,
+        sum(loss for _, loss in found.values()),
     )
