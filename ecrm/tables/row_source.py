@@ -49,7 +49,8 @@ class FetchedRows:
     def filled(self, space: int) -> Tensor:
         """The leaf of a row space, with the values of the rows."""
         if found := self.found.pop(space, None):
-            found.copy_into(self.leaves[space].detach())
+            # `data`, not `detach()`: bags saved the leaf for backward, and read the same values
+            found.copy_into(self.leaves[space].data)
         return self.leaves[space]
 
     def look(self, space: int) -> None:

@@ -182,6 +182,39 @@ def test_unrounded_sums_are_noticed(by_rows, monkeypatch):
     assert trained(TABLES) != by_rows
 
 
+class Both(Model):
+    """Sums bags of a table, and then looks the same rows up one by one."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        config = EmbeddingConfig(
+            name="pair", num_embeddings=7, embedding_dim=DIM, feature_names=["c"]
+        )
+        self.pairs = EmbeddingCollection(tables=[config], device=device)
+
+    def forward(self, ids):
+        loss = super().forward(ids)
+        rows = self.pairs(ids)["c"].values()
+        assert torch.equal(rows, rows.bfloat16().float())
+        return loss + rows.sin().mean()
+
+
+def test_rows_are_read_one_by_one_after_bags():
+    torch.manual_seed(7)
+    module = Both(torch.device("meta"))
+    apply_optimizer_in_backward(torch.optim.SGD, module.bags.parameters(), {"lr": 0.3})
+    apply_optimizer_in_backward(torch.optim.SGD, module.words.parameters(), {"lr": 0.3})
+    apply_optimizer_in_backward(torch.optim.SGD, module.pairs.parameters(), {"lr": 0.3})
+    session = Session(
+        module,
+        slots=1,
+        dense_optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1),
+        wire_dtype=torch.bfloat16,
+    )
+    for ids in session.steps(batch_of, 2):
+        session.model(ids).backward()
+
+
 class Cast(torch.autograd.Function):
     """A cast to bfloat16 and back, of values and of their gradients."""
 
