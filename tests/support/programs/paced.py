@@ -1,8 +1,8 @@
 """A script with long steps until a file is there: paced.py STEPS FILE [FILE ...].
 
 So a drill takes as long as it needs, and the rest of the training is short. While there is a file
-with the same name and the suffix .hold, the step in hand goes on. Every further file is
-a further session.
+with the same name and the suffix .hold, the step in hand goes on. The model is saved beside the
+file, with the suffix .safetensors. Every further file is a further session.
 """
 
 import sys
@@ -57,3 +57,4 @@ for hurry in FILES:
             time.sleep(STEP_SECONDS / SLOTS)
         while hurry.with_suffix(".hold").exists():
             time.sleep(0.02)
+    session.save(hurry.with_suffix(".safetensors"))
