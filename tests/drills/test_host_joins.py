@@ -262,8 +262,13 @@ def test_each_of_four_hosts_is_lost_and_back_five_times(train, tmp_path):
         training.wait_for(lambda _: len(ranks_in(training, "failure")) == len(lost))
         training.hosts.mend(name)
         training.wait_for(lambda _: len(ranks_in(training, "joined")) == len(lost))
+        back = [event for event in training.events if event["event"] == "joined"][-1]
         training.wait_for(
-            lambda event: event is training.events[-1] and event.get("failures_left") == left
+            lambda event, back=back: (
+                event["event"] == "progress"
+                and event["step"] > back["step"] + 5
+                and event["failures_left"] == left
+            )
         )
     assert left == 1 and Counter(lost) == dict.fromkeys(range(4), ROUNDS)
     losses.append(lose(training, "h2"))
