@@ -41,15 +41,15 @@ def calm(tmp_path_factory, criteo_rows):
     return launch(folder, criteo_rows, {**LONG, **STEPS}).model
 
 
-def joining(training, tmp_path, name):
-    """Type `ecrm join` on a host."""
+def joining(training, tmp_path, name, on_head=False):
+    """Type `ecrm join` on a host, or on the head machine."""
     host = training.hosts.namespace(name)
     typed = [sys.executable, "-m", "ecrm", "join", str(training.folder), "--host", host]
     line = STARTER.format(
         host=host, private=tmp_path / "private", command=shlex.quote(shlex.join(typed))
     )
     return subprocess.Popen(
-        shlex.split(line),
+        typed if on_head else shlex.split(line),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -127,7 +127,7 @@ def test_ranks_that_have_joined_end_with_the_launch(train, tmp_path, number):
     lose(training, "h2")
     training.wait_for(lambda event: event["event"] == "failure")
     training.hosts.mend("h2")
-    typed = joining(training, tmp_path, "h2")
+    typed = joining(training, tmp_path, "h2", on_head=number == signal.SIGTERM)
     training.wait_for(lambda event: len(ranks_in(training, "joined")) == 2)
     training.process.send_signal(number)
     if number == signal.SIGTERM:
@@ -135,6 +135,7 @@ def test_ranks_that_have_joined_end_with_the_launch(train, tmp_path, number):
     for name in training.hosts.names:
         training.wait_until_empty(name, 3 * KEEP_ALIVE)
     said, _ = typed.communicate(timeout=30)
+    assert ("ecrm join is started there" in said) == (number == signal.SIGTERM)
     assert typed.returncode == (0 if number == signal.SIGTERM else 1), said
 
 
