@@ -1,8 +1,8 @@
 """`imitated_ssh.py NAMESPACE FOLDER 'COMMAND'` runs a shell command on an imitated host, like ssh.
 
-What runs there is no child of this process and outlives it, has an empty environment, a host name
-and a table of processes of its own, and sees nothing of FOLDER; only standard input, output and
-error are passed on.
+A host whose cable is out is not reached: the exit code is 255. What runs on the host is no child
+of this process and outlives it, has an empty environment, a host name and a table of processes of
+its own, and sees nothing of FOLDER; only standard input, output and error are passed on.
 """
 
 import os
@@ -11,6 +11,11 @@ import sys
 import threading
 
 namespace, folder, command = sys.argv[1:]
+cable = subprocess.run(
+    ["ip", "-n", namespace, "-o", "link", "show", "eth0"], capture_output=True, text=True
+)
+if "NO-CARRIER" in cable.stdout:
+    sys.exit(255)
 inside = (
     f"hostname {namespace} && mount -t tmpfs none {folder} && mount -t tmpfs none /dev/shm "
     '&& cd / && exec sh -c "$0"'
