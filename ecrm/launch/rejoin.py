@@ -68,7 +68,7 @@ class Rejoin:
             return
         self.left = [process for process in self.left if process.poll() is None]
         for host, process in list(self.running.items()):
-            ended = process.poll() is not None
+            ended = (code := process.poll()) is not None
             if not ended and host.name not in lost:
                 self._whole.add(host)
             elif ended or host in self._whole:  # or the host is lost again
@@ -76,6 +76,11 @@ class Rejoin:
                 self._whole.discard(host)
                 self.left += [] if ended else [process]
                 self._wait(host, now, now - self._began[host] > 10 * self._pause[host])
+                if code and host.name in lost:
+                    self._say(
+                        f"host {host.name}: ecrm join ended with {code}, "
+                        f"trying again in {self._pause[host]:.0f} s"
+                    )
         for host in self._hosts:
             if host.name not in lost or host in self.running:
                 continue
