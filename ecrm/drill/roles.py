@@ -78,6 +78,10 @@ def stays(events: Sequence[Event], ranks: Sequence[Mapping[str, Any]] = ()) -> l
                 roles.shards.update({int(shard): rank for shard, rank in moved.items()})
             roles.slots.update({int(slot): rank for slot, rank in event["slots"].items()})
             roles.at(time, live, event["ranks"])
+        elif kind == "joined":
+            live = sorted({*live, *event["ranks"]})
+            roles.slots.update({int(slot): rank for slot, rank in event["slots"].items()})
+            roles.at(time, live)
         elif kind == "reshaped" and number == reshapes[-1] and ranks:
             roles.shards = {int(s): entry["rank"] for entry in ranks for s in entry["shards"]}
             roles.at(time, live)

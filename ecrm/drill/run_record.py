@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -235,19 +236,22 @@ def _failures(
 ) -> tuple[FailureRecord, ...]:
     """Join failure, resumed and rebuilt events with the summary's list of failures.
 
-    A rank dies only once, so a failure is known by its ranks.
+    A failure is known by its ranks, and by its number among failures of these ranks: a rank may
+    join again, and die again.
     """
-    written = {tuple(event["ranks"]): event for event in of.get("failure", [])}
-    resumed = {tuple(event["ranks"]): event for event in of.get("resumed", [])}
-    rebuilt = {tuple(event["ranks"]): event for event in of.get("rebuilt", [])}
-    known = {tuple(entry["ranks"]): entry for entry in summarised}
-    killed_at = {kill.rank: kill.time for kill in reversed(kills)}
+    written, known = _numbered(of.get("failure", [])), _numbered(summarised)
+    resumed, rebuilt = (
+        {_failure_before(event, written): event for event in of.get(kind, [])}
+        for kind in ("resumed", "rebuilt")
+    )
     failures = []
-    for ranks in {**known, **written}:
-        event, entry = written.get(ranks), known.get(ranks, {})
+    for which in {**known, **written}:
+        (ranks, number), event, entry = which, written.get(which), known.get(which, {})
+        before = written.get((ranks, number - 1), {"time": float("-inf")})["time"]
+        killed_at = {kill.rank: kill.time for kill in reversed(kills) if kill.time > before}
         # Events last: events have the numbers printed at the time, the summary has another rank's
         # view of the same failure.
-        either = {**entry, **(event or {}), **resumed.get(ranks, {}), **rebuilt.get(ranks, {})}
+        either = {**entry, **(event or {}), **resumed.get(which, {}), **rebuilt.get(which, {})}
         noticed_at = None
         if event is not None:
             noticed_at = event["time"] - event["recovery_seconds"]
@@ -268,8 +272,36 @@ def _failures(
             lost_bytes=either.get("rebuilt_bytes"),
             on_demand_rows=either.get("on_demand_rows"),
         )
-        failures.append(_with_end(failure, rebuilt.get(ranks)))
+        failures.append(_with_end(failure, rebuilt.get(which)))
     return tuple(sorted(failures, key=lambda failure: (failure.began_at or 0.0, failure.step)))
+
+
+_Which = tuple[tuple[int, ...], int]
+"""The ranks of a failure, and its number among failures of these ranks, from 1 on."""
+
+
+def _numbered(failures: Iterable[dict[str, Any]]) -> dict[_Which, dict[str, Any]]:
+    """Failures by ranks and number, in the order of time."""
+    found: dict[_Which, dict[str, Any]] = {}
+    count: Counter[tuple[int, ...]] = Counter()
+    for failure in failures:
+        ranks = tuple(failure["ranks"])
+        count[ranks] += 1
+        found[ranks, count[ranks]] = failure
+    return found
+
+
+def _failure_before(event: Event, written: Mapping[_Which, Event]) -> _Which:
+    """The last failure of an event's ranks before the event; the first without any."""
+    ranks = tuple(event["ranks"])
+    return ranks, max(
+        (
+            number
+            for (of, number), failure in written.items()
+            if of == ranks and failure["time"] <= event["time"]
+        ),
+        default=1,
+    )
 
 
 def _with_end(failure: FailureRecord, rebuilt: Event | None) -> FailureRecord:

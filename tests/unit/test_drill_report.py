@@ -139,6 +139,22 @@ def test_a_failure_whose_events_died_with_the_reporter_is_taken_from_the_summary
     )
 
 
+def test_a_rank_that_joins_and_dies_again_is_two_failures():
+    again = {"time": T + 20.5, "event": "joined", "ranks": [1], "slots": {}}
+    record = run(
+        *(steps(*every_second(1, 30)), kill(10.2), failure(10.5, 10), resumed(13.0, 3.0)),
+        *(rebuilt(15.5, 5.0), again, kill(24.1), failure(24.5, 24), resumed(25.0, 1.0)),
+        last=30,
+        failures=[{"ranks": [1], "step": 10}, {"ranks": [1], "step": 24}],
+    )
+    first, second = record.failures
+    assert (first.step, first.killed_at, first.stall_seconds, first.whole_at) == (
+        10, T + 10.2, 3.0, T + 15.5
+    )  # fmt: skip
+    assert (second.step, second.killed_at, second.stall_seconds) == (24, T + 24.1, 1.0)
+    assert second.whole_at is None
+
+
 def test_a_failure_without_lost_rows_is_over_with_its_recovery():
     (found,) = run(steps(*every_second(1, 20)), failure(10.5, 10, shards=())).failures
     assert (found.whole_at, found.rebuild_seconds, found.lost_bytes) == (T + 11.0, 0.0, 0)

@@ -190,6 +190,15 @@ def test_roles_move_with_deaths():
     ]
 
 
+def test_a_rank_that_joins_stays_from_then_on():
+    joined = {"time": T + 6.0, "event": "joined", "ranks": [4], "slots": {"0": 4}}
+    found = [stay for stay in stays([*EVENTS, joined, progress(9.0, 51, 60)]) if stay.rank == 4]
+    assert [(s.role, round(s.begin - T, 3), round(s.end - T, 3), s.dies) for s in found] == [
+        ("trainer", 0.0, 5.9, True),
+        ("trainer", 6.0, 9.0, False),
+    ]
+
+
 def test_the_night_between_two_starts_is_left_out_and_ranks_die_in_each():
     night = 40_000.0
     again = [
