@@ -123,7 +123,7 @@ mutants: $(STAMP)
 	@[ -d $(VENV)/mutants ] || $(BIN)/pip install --quiet --target $(VENV)/mutants cosmic-ray==8.7.0
 	$(BIN)/python tests/mutants.py $(ARGS)
 
-# make endurance                    12 ranks, one killed every 15 s for 30 minutes, against a calm run
+# make endurance                    12 ranks, one killed every 15 s for 30 minutes, against a calm run; --hosts 3 breaks links, too
 endurance: $(STAMP)
 	$(BIN)/python benchmarks/endurance.py $(ARGS)
 

@@ -132,6 +132,34 @@ def rebuild_pace(rows: Sequence[Row]) -> list[str]:
     )
 
 
+def endurance(rows: Sequence[Row]) -> list[str]:
+    """Faults, the time between faults and the throughput kept, run by run."""
+    header = (
+        "ranks on hosts",
+        "ranks killed",
+        "links broken",
+        "a fault every, s",
+        "throughput kept while training",
+        "with starts of pieces",
+        "model",
+    )
+    return markdown(
+        header,
+        (
+            (
+                f"{row['ranks']} on {max(1, int(row['hosts']))}",
+                f"{int(row['kills']):,}",
+                f"{int(row['link_faults']):,}",
+                f"{float(row['seconds_between_faults']):.1f}",
+                f"{float(row['kept_while_training']):.1%}",
+                f"{float(row['kept_with_starts']):.1%}",
+                row["wrong"] or "equal to the bit, no leak",
+            )
+            for row in rows
+        ),
+    )
+
+
 def loss_model(rows: Sequence[Row]) -> list[str]:
     """MODEL: rebuilding and data loss, by hosts, causes of failures and stripes."""
     return markdown(
@@ -799,6 +827,7 @@ TABLES: dict[str, Table | Picture] = {
     ),
     "recovery": Table("recovery.csv", recovery),
     "rebuild pace": Table("rebuild_pace.csv", rebuild_pace),
+    "endurance": Table("endurance.csv", endurance),
     "loss model": Table("loss_model.csv", loss_model),
     "prepare": Table("prepare.csv", prepare),
     "scrub": Table("scrub.csv", scrub),

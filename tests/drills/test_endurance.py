@@ -4,13 +4,19 @@ import csv
 import subprocess
 import sys
 
+import pytest
+
+from support.imitated_hosts import why_not
 from support.paths import ROOT
+
+PROGRAM = ROOT / "benchmarks" / "endurance.py"
+WHY_NOT = why_not()
 
 
 def test_ranks_killed_in_pieces_train_the_calm_model_and_leave_nothing(tmp_path):
     words = ["--seconds", "100", "--every", "10", "--piece", "3", "--output", str(tmp_path / "out")]
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "endurance.py"), *words],
+        [sys.executable, str(PROGRAM), *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -18,6 +24,27 @@ def test_ranks_killed_in_pieces_train_the_calm_model_and_leave_nothing(tmp_path)
     )
     print(ran.stdout)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    with (tmp_path / "out" / "result.csv").open() as file:
-        (result,) = csv.DictReader(file)
+    result = result_of(tmp_path)
     assert int(result["kills"]) >= 4 and int(result["pieces"]) >= 2 and result["wrong"] == ""
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_links_broken_between_hosts_cost_no_rank_beside_kills(tmp_path):
+    words = ["--faults", "14", "--every", "4", "--piece", "4", "--hosts", "3"]
+    ran = subprocess.run(
+        [sys.executable, str(PROGRAM), *words, "--output", str(tmp_path / "out")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    print(ran.stdout)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = result_of(tmp_path)
+    assert int(result["kills"]) >= 4 and int(result["link_faults"]) >= 4 and result["wrong"] == ""
+
+
+def result_of(folder):
+    with (folder / "out" / "result.csv").open() as file:
+        (result,) = csv.DictReader(file)
+    return result
