@@ -16,8 +16,8 @@ any fault.
 
 Checked: equal models; every killed rank noticed, and no other rank lost; faults as often as wanted;
 after each piece no process of the run, no file in the temporary folder of the run, and no further
-shared memory without a process; open files of the launch and of the ranks, and memory of the
-largest rank, at the last fault of a piece as at the first fault, and in the last pieces as in the
+shared memory without a process; open files and memory of the ranks, of `ecrm launch` and of its
+children, at the last fault of a piece as at the first fault, and in the last pieces as in the
 first. Written: a line per piece and the result, as CSV, into the output folder. The exit code is 1
 for a broken promise.
 """
@@ -101,10 +101,16 @@ class Piece:
     rank_bytes: int
     first_rank_files: int
     rank_files: int
+    first_launch_bytes: int
+    launch_bytes: int
     first_launch_files: int
     launch_files: int
     processes_left: int
     files_left: int
+
+
+Numbers = tuple[int, ...]
+"""The largest memory and number of open files of the ranks, then of the launch and its children."""
 
 
 @dataclass
@@ -279,7 +285,7 @@ def disturbed(
         watched.tail.new_events()  # of earlier pieces
     began = time.monotonic()
     killed: list[int] = []
-    measured: list[tuple[int, int, int]] = []  # memory and files of ranks, files of the launch
+    measured: list[Numbers] = []
     held_back, due, links = 0.0, None, list[str]()
     wanted = "kill"
     longest = LONGEST_PIECE + 4 * kills * every
@@ -299,7 +305,10 @@ def disturbed(
             if hosts is not None:
                 entries = [{**e, "pid": pids.get((e["host"], e["pid"]), 0)} for e in entries]
             live = [entry["pid"] for entry in entries if entry["live"]]
-            numbers = max(map(memory, live), default=0), max(map(open_files, live), default=0)
+            numbers: Numbers = (
+                max(map(memory, live), default=0),
+                max(map(open_files, live), default=0),
+            )
             if wanted == "link":
                 assert hosts is not None
                 if not (how := break_link(hosts, rng)):
@@ -310,7 +319,9 @@ def disturbed(
                 if not victims or (kill := kill_rank(run, rng.choice(victims))) is None:
                     continue
                 killed.append(kill.rank)
-            measured.append((*numbers, open_files(launch.pid)))
+            heads = [pid for pid in family(launch.pid) if pid not in live]
+            numbers += max(map(memory, heads)), max(map(open_files, heads))
+            measured.append(numbers)
             held_back += max(0.0, time.monotonic() - due - POLL_SECONDS - HOLE_SECONDS)
             due, wanted = max(due + every, time.monotonic()), drawn(hosts, rng)
         settle = time.monotonic() + every
@@ -337,7 +348,7 @@ def disturbed(
     for file in sorted(files_around(run.parent) - left):
         print(f"piece {number} left {file}", flush=True)
     dead = watched.state.dead
-    first, last = (measured or [(0, 0, 0)])[0], (measured or [(0, 0, 0)])[-1]
+    first, last = (measured or [(0, 0, 0, 0)])[0], (measured or [(0, 0, 0, 0)])[-1]
     return Piece(
         number,
         len(killed),
@@ -411,7 +422,7 @@ def complaints(
         if piece.files_left:
             said.append(f"piece {piece.number}: {piece.files_left} files are left")
     some = max(1, len(pieces) // 4)
-    for name in ("rank_bytes", "rank_files", "launch_files"):
+    for name in ("rank_bytes", "rank_files", "launch_bytes", "launch_files"):
         first = max(getattr(piece, name) for piece in pieces[:some])
         last = max(getattr(piece, name) for piece in pieces[-some:])
         if last > MOST_GROWTH * first:
@@ -457,6 +468,16 @@ def pids_of(hosts: ImitatedHosts | None) -> dict[tuple[str, int], int]:
                 lines = Path(f"/proc/{pid}/status").read_text().splitlines()
                 own = next(line for line in lines if line.startswith("NSpid")).split()[-1]
                 found[hosts.namespace(name), int(own)] = pid
+    return found
+
+
+def family(pid: int) -> set[int]:
+    """A process and all its descendants."""
+    found = {pid}
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in children.read_text().split():
+                found |= family(int(child))
     return found
 
 

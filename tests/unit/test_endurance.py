@@ -1,7 +1,12 @@
 """`make endurance` names every broken promise of the pieces of a run."""
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -26,6 +31,8 @@ PIECES = [
         rank_bytes=50_000_000,
         first_rank_files=40,
         rank_files=40,
+        first_launch_bytes=30_000_000,
+        launch_bytes=30_000_000,
         first_launch_files=90,
         launch_files=90,
         processes_left=0,
@@ -56,6 +63,7 @@ def test_a_good_run_has_no_complaint():
         ({"first_rank_bytes": 39_000_000}, "piece 7: rank_bytes grew from 39000000 to 50000000"),
         ({"first_rank_files": 31}, "piece 7: rank_files grew from 31 to 40"),
         ({"first_launch_files": 71}, "piece 7: launch_files grew from 71 to 90"),
+        ({"first_launch_bytes": 1}, "piece 7: launch_bytes grew from 1 to 30000000"),
         ({"training_seconds": 700.0}, "a fault came every 16.6 s, not every 8 s"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, dict) else "",
@@ -98,3 +106,14 @@ def test_the_throughput_is_of_the_steps_that_the_reporter_knows(tmp_path):
     assert watched.training() == (0, 0.0)
     watched.look()
     assert watched.training() == (3, 4.0) and watched.state.dead == {1}
+
+
+def test_the_family_of_a_launch_has_the_children_of_its_children():
+    line = "import subprocess; subprocess.run(['sleep', '30'])"
+    with subprocess.Popen([sys.executable, "-c", line]) as parent:
+        deadline = time.monotonic() + 20
+        while len(found := endurance.family(parent.pid)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+    assert len(found) == 2 and parent.pid in found
