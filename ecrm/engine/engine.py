@@ -104,7 +104,8 @@ from ecrm.protection.routing import (
 )
 from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.base import Transport
-from ecrm.transport.message import Part, Received
+from ecrm.transport.message import Received
+from ecrm.transport.outbox import Outbox
 from ecrm.transport.piggyback import Incoming, Outgoing, exchange, exchange_rounds
 from ecrm.transport.staged import StagedTransport
 
@@ -529,7 +530,7 @@ class Engine:
         The dense replica then takes the step, or `skips` the step.
         """
         state = self.state
-        attached: dict[int, list[Part]] = {}
+        attached = Outbox()
         if ahead is not None:
             # a changed batch would change the model unnoticed: end the run before any reply
             self._check_asked(self.step + 1, came.requests)
@@ -539,7 +540,7 @@ class Engine:
         if state.dense is not None:
             total = SlicedSum.reduce(came.dense)
             for holder in self.view.dense:
-                attached.setdefault(holder, []).extend(((DENSE,), total))
+                attached.add(holder, (DENSE,), total)
         # with a repair some replies come late: a trainer's rows do not count as copies
         held = ahead.shard_side if ahead is not None and ahead.repair is None else None
         # redundancy is of the commit: between two commits the log of deltas is enough to go back

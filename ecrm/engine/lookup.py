@@ -26,7 +26,7 @@ from ecrm.protection.routing import (
 )
 from ecrm.protection.wire_dtype import EXACT, Wire
 from ecrm.storage.hosted import HostedShard, ShardSpace
-from ecrm.transport.message import Part, Received
+from ecrm.transport.message import Received
 from ecrm.transport.outbox import Outbox, to_all
 
 Bags = Mapping[int, Sequence[SlotBags | None]]
@@ -143,7 +143,7 @@ class Lookup:
         context = self._context
         self.shard_side = ShardRequests.of(requests, context.hosted, context.wire)
 
-    def replies(self, soon: Mapping[ShardSpace, Sequence[Tensor]]) -> dict[int, list[Part]]:
+    def replies(self, soon: Mapping[ShardSpace, Sequence[Tensor]]) -> Outbox:
         """Rows for waiting slots, and the requests of a round of repair.
 
         A shard with awaited rows missing sends no row yet. The round, with `repairs_ahead`, brings
@@ -167,7 +167,7 @@ class Lookup:
                 self.shard_side.awaited(), missing, self._context.rebuild_rows, view
             )
             for rank, parts in self.repair.requests().items():
-                outgoing.setdefault(rank, []).extend(parts)
+                outgoing.add(rank, *parts)
         return outgoing
 
     def receive_replies(self, came: StepReplies) -> None:

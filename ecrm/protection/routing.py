@@ -701,7 +701,7 @@ class ShardRequests:
             result[slot] = self._ranks[slot], torch.where(known, of_row[at], -1)
         return result
 
-    def replies(self) -> dict[int, list[Part]]:
+    def replies(self) -> Outbox:
         """Message per waiting slot's rank: (ROWS, slot, shard, space), rows in the order asked.
 
         Of bags asked: (SUMS, slot, shard, space), sums of the bags, in place of the bags' rows.
@@ -710,30 +710,48 @@ class ShardRequests:
         self._late = list(self.awaited())
         return self._replies(key for key in self._asked if key not in self._late)
 
-    def late_replies(self) -> dict[int, list[Part]]:
+    def late_replies(self) -> Outbox:
         """The rest of `replies`, after the recovery of all awaited rows."""
         return self._replies(self._late)
 
-    def _replies(self, keys: Iterable[ShardSpace]) -> dict[int, list[Part]]:
-        outgoing: dict[int, list[Part]] = {}
+    def _replies(self, keys: Iterable[ShardSpace]) -> Outbox:
+        outgoing = Outbox()
         for shard, space in keys:
             asked = self._asked[shard, space]
-            waiting = [(slot, place) for slot, place in asked.places if slot in self._waiting]
-            if not waiting:
+            waits = np.isin(asked.slots, list(self._waiting))
+            if not waits.any():
                 continue
             rows = self._hosted[shard, space].lookup(asked.rows)
+            if not self._bags and self._wire.dtype == torch.float32:
+                outgoing.spread(self._spread(asked, waits, shard, space, rows))
+                continue
             forms = Forms(rows)
-            for slot, place in waiting:
+            for slot, place in asked.places:
+                if slot not in self._waiting:
+                    continue
                 rank = self._ranks[slot]
-                message = outgoing.setdefault(rank, [])
                 if bags := self._bags.get((slot, shard, space)):
                     sums = bags.pooled(rows, place, self._wire.dtype)
-                    message += ((SUMS, slot, shard, space), sums.to(self._wire.of_values(rank)))
+                    sums = sums.to(self._wire.of_values(rank))
+                    outgoing.add(rank, (SUMS, slot, shard, space), sums)
                     place = place[bags.rest]
                 if place.numel():
                     sent = forms.of(self._wire.of_rows(rank))
-                    message += ((ROWS, slot, shard, space), Picked(sent, place))
+                    outgoing.add(rank, (ROWS, slot, shard, space), Picked(sent, place))
         return outgoing
+
+    def _spread(
+        self, asked: _Asked, waits: np.ndarray, shard: int, space: int, rows: Tensor
+    ) -> Spread:
+        """`rows` for the slots that wait, bool [n], and that asked for some."""
+        waits = waits & (asked.counts > 0)
+        slots, counts, places = asked.slots[waits], asked.counts[waits], asked.all_places
+        if not waits.all():
+            places = places[torch.from_numpy(waits.repeat(asked.counts))]
+        heads = np.empty((len(slots), 4), np.int64)
+        heads[:, 0], heads[:, 1], heads[:, 2], heads[:, 3] = ROWS, slots, shard, space
+        ranks = np.array([self._ranks[slot] for slot in slots.tolist()], np.int64)
+        return Spread(ranks, heads, counts, Picked(rows, places))
 
     def update(
         self,

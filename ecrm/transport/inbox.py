@@ -152,9 +152,9 @@ class Inbox(Mapping[int, list[Received]]):
         return parts[first:last]
 
     def divided(self) -> tuple[Inbox, Inbox]:
-        """The parts attached to each message, and the rest: the first head tells how many."""
+        """The parts attached to each message, and the rest: the first group tells how many."""
         table, starts = self._packed.table, self._packed.starts
-        first = starts[:-1] + (starts[1:] > starts[:-1])
+        first = starts[:-1] + 2 * (starts[1:] > starts[:-1])
         counts = np.zeros(len(first), np.int64)
         sent = first > starts[:-1]
         counts[sent] = table[starts[:-1][sent], WORDS]

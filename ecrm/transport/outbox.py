@@ -102,6 +102,15 @@ class Outbox(Mapping[int, Sequence[Part]]):
             self.add(rank, *parts)
         self.__dict__.pop("_lists", None)
 
+    def part_counts(self) -> dict[int, int]:
+        """The parts of each rank's message, ranks ascending."""
+        groups = [spread.ranks for spread in self.spreads]
+        ranks, counts = np.unique(np.concatenate([[], *groups]), return_counts=True)
+        found = dict(zip(map(int, ranks), (2 * counts).tolist()))
+        for rank, parts in self.single.items():
+            found[rank] = found.get(rank, 0) + len(parts)
+        return dict(sorted(found.items()))
+
     @property
     def ranks(self) -> np.ndarray:
         """The receivers, ascending, int64."""

@@ -166,6 +166,26 @@ def test_attached_messages_come_apart_as_they_do_from_objects():
     assert 0 not in received and len(received) == 2
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_attached_arrays_come_apart_as_they_do_from_objects(late):
+    source = torch.rand(40, WIDTH)
+    attached = _outbox(source, 5)
+    attached.single.pop(3, None)  # not live
+    outgoing = Outbox(attached.spreads[:1]) if late else {2: [(7,), torch.ones(1)]}
+    sent = []
+    for some in (attached, {rank: list(parts) for rank, parts in attached.items()}):
+        transport = Carried()
+        received, collected = exchange(transport, outgoing, some)
+        found = [
+            {rank: _told(parts) for rank, parts in came.items()} for came in (received, collected)
+        ]
+        sent.append((transport.packed, found))
+    assert {rank: words.tobytes() for rank, words in sent[0][0].items()} == {
+        rank: words.tobytes() for rank, words in sent[1][0].items()
+    }
+    assert sent[0][1] == sent[1][1] and len(sent[0][1][1]) == len(Carried.live)
+
+
 def _replies(shards: int, of_shard, shared: bool, attach: bool) -> tuple[SlotRequests, Packed]:
     shape = StripeShape(shards, 2, 1)
     view = initial_view("colocated", shape, shards, 0, shards, 5)

@@ -150,7 +150,7 @@ class SimulatedLinks(LinkTransport):
             lambda: cluster.time.now,
         )
         ranks, host = len(cluster.hosts), f"host {process.host}"
-        super().__init__(process.rank, ranks, rendezvous, process.life, host, machine)
+        super().__init__(process.rank, ranks, rendezvous, process.life, host, machine=machine)
 
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> Mapping[int, list[Received]]:
         return self._cluster.call(self.rank, "exchange", partial(super().exchange, outgoing))
