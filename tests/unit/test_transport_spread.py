@@ -28,6 +28,7 @@ from ecrm.protection.routing import (
     StepReplies,
     StepResults,
 )
+from ecrm.protection.wire_dtype import EXACT, Wire
 from ecrm.session.asked_before import AskedBefore
 from ecrm.storage.base import NativeStore
 from ecrm.storage.hosted import HostedShard
@@ -186,12 +187,15 @@ def test_attached_arrays_come_apart_as_they_do_from_objects(late):
     assert sent[0][1] == sent[1][1] and len(sent[0][1][1]) == len(Carried.live)
 
 
-def _replies(shards: int, of_shard, shared: bool, attach: bool) -> tuple[SlotRequests, Packed]:
+def _replies(
+    shards: int, of_shard, shared: bool, attach: bool, wire_of: Wire = EXACT
+) -> tuple[SlotRequests, Packed]:
     shape = StripeShape(shards, 2, 1)
     view = initial_view("colocated", shape, shards, 0, shards, 5)
     layouts = [RowLayout(shape, 400), RowLayout(shape, 90)]
+    torch.manual_seed(5)
     rows = {slot: [torch.randperm(400)[:60], torch.randperm(90)[:20]] for slot in (0, 3)}
-    asked = SlotRequests.of(rows, layouts, [WIDTH, 4], view)
+    asked = SlotRequests.of(rows, layouts, [WIDTH, 4], view, wire=wire_of)
     memory = np.zeros(1 << 16, np.uint8)
     lists: dict[int, list[Part]] = {rank: [] for rank in range(shards)}
     places: dict[int, dict[int, int]] = {rank: {} for rank in range(shards)}
@@ -202,7 +206,7 @@ def _replies(shards: int, of_shard, shared: bool, attach: bool) -> tuple[SlotReq
             values, picked = of_shard(slot, space, shard, local, width)
             if shared and shard % 2:
                 here = memory[end : end + values.nbytes]
-                here[:] = values.numpy().view(np.uint8).reshape(-1)
+                here[:] = values.view(torch.uint8).numpy().reshape(-1)
                 places[shard][len(lists[shard]) + 1] = end
                 end += values.nbytes
             lists[shard] += [(ROWS, slot, shard, space), Picked(values, picked)]
@@ -245,6 +249,48 @@ def test_rows_are_collected_from_the_bytes_as_from_objects(shared, attach):
             assert (
                 mine.pieces[1].source.data_ptr() == theirs.pieces[1].source.data_ptr() or not shared
             )
+
+
+NEAR = Wire(torch.bfloat16, lambda rank: rank % 2 == 0)
+"""Even ranks read the memory of this rank, and any other rank gets two bytes."""
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_of_two_bytes_and_of_four_are_collected_rounded(shared):
+    def mixed(slot, space, shard, local, width):
+        values, picked = _rows(slot, space, shard, local, width)
+        return (values + 0.3).bfloat16() if shard % 2 else values + 0.3, picked
+
+    asked, packed = _replies(5, mixed, shared, False, NEAR)
+    _, exact = _replies(5, lambda *of: (_rows(*of)[0] + 0.3, _rows(*of)[1]), shared, False)
+    found = asked.collect(StepReplies.of(Inbox(packed)).replies)
+    expected = asked.collect(StepReplies.of(Inbox(exact)).replies)
+    for slot, spaces in found.items():
+        for mine, theirs in zip(spaces, expected[slot], strict=True):
+            assert torch.equal(mine.copied(), theirs.copied())
+            assert torch.equal(mine.copied(), mine.copied().bfloat16().float())
+    with pytest.raises(ValueError, match="rows of . torch.bfloat16 came for rows of"):
+        _replies(5, mixed, shared, False)[0].collect(StepReplies.of(Inbox(packed)).replies)
+
+
+def test_gradients_travel_in_two_bytes_where_memory_is_not_at_hand():
+    class Five(Carried):
+        live = (0, 1, 2, 3, 4)
+
+    transport, shape = Five((0, 4)), StripeShape(5, 2, 1)
+    view = initial_view("colocated", shape, 5, 0, 5, 5)
+    rows = torch.randperm(400)[:60]
+    asked = SlotRequests.of({2: [rows]}, [RowLayout(shape, 400)], [WIDTH], view, wire=NEAR)
+    gradients = transport.allocate_shared(60, WIDTH)
+    gradients[:] = torch.rand(60, WIDTH).bfloat16().float()
+    came = StepResults.of(transport.exchange(asked.gradients({2: [gradients]}))).gradients
+    assert len(came) == 5
+    for (_, shard, _), part in came.items():
+        values = part.gathered() if isinstance(part, Picked) else part.view(-1, WIDTH)
+        ((_, place, _),) = asked._parts[2, 0].among((shard,)).parts()
+        assert torch.equal(values.float(), gradients[place])
+        near = view.shards[shard] % 2 == 0
+        assert values.dtype == (torch.float32 if near else torch.bfloat16)
 
 
 def test_rows_of_another_width_or_number_or_place_are_refused():
