@@ -5,6 +5,9 @@
 
   messages  20,000 rows of 64 bytes of a slot, asked of 1,000 shards: split, requests, gradients,
             all messages packed, the replies read, the rows collected.
+  shard     What a shard does in a step for 1,000 slots of 20 rows each: messages read, gradients
+            summed, rows updated; requests compared with those before a failure, the next rows found
+            and packed for all slots.
   ledger    What each of 1,000 survivors tells all others at the begin of a recovery, and their
             joint state. The bytes are of all messages that a rank sends.
   plan      14 hosts of 72 ranks, (10,4): one host is dead, and its shards find new hosts. Every
@@ -39,7 +42,7 @@ from ecrm.transport import wire
 from ecrm.transport.alone import LoneTransport
 from ecrm.transport.message import Part, Received
 from lib import measure, tables
-from lib.kernel_slots import messages_cases
+from lib.kernel_slots import messages_cases, shard_call
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,12 @@ def messages_case(size: Size) -> Case:
     return Case("messages", size.ranks, case.contenders[0].call, case.rows)
 
 
+def shard_case(size: Size) -> Case:
+    """A step of a shard."""
+    of_slot = size.slot_rows // size.ranks
+    return Case("shard", size.ranks, shard_call(size.ranks, of_slot), of_slot * size.ranks)
+
+
 def _seconds(call: Callable[[], object]) -> float:
     begin = time.thread_time()
     call()
@@ -144,7 +153,9 @@ def main(words: Sequence[str] | None = None) -> None:
     size = SMOKE if options.smoke else FULL
     keep_freed_memory()
     torch.set_num_threads(1)
-    cases = [make(size) for make in (messages_case, ledger_case, plan_case, digest_case)]
+    cases = [
+        make(size) for make in (messages_case, shard_case, ledger_case, plan_case, digest_case)
+    ]
     about, rows = measure.device(), list[dict[str, Any]]()
     for case in cases:
         case.call()

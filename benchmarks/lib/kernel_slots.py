@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -12,10 +14,23 @@ from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.segment_sum import segment_sum
 from ecrm.kernels.unit_order import unique_with_uses
 from ecrm.placement.assignment import initial_view
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout, StripeShape
-from ecrm.protection.routing import ROWS, SlotRequests, StepReplies
+from ecrm.protection.routing import (
+    GRADIENTS,
+    MARK,
+    ROWS,
+    ShardRequests,
+    SlotRequests,
+    StepReplies,
+    StepResults,
+)
+from ecrm.session.asked_before import AskedBefore
+from ecrm.storage.base import NativeStore
+from ecrm.storage.hosted import HostedShard
 from ecrm.transport import wire
 from ecrm.transport.inbox import Inbox, Packed
+from ecrm.transport.message import Part
 from lib.kernel_case import Case, Contender, zeros
 
 DIM = 16
@@ -82,6 +97,53 @@ def messages_cases(ranks: int, wanted: int) -> list[Case]:
         Case(name, len(rows), 4 * DIM, contenders, lambda: packed),
         Case(f"{name}, split and requests too", len(rows), 4 * DIM, alone, lambda: collected[0]),
     ]
+
+
+def shard_call(ranks: int, of_slot: int) -> Callable[[], object]:
+    """The work of a shard in a step, for as many slots as there are ranks.
+
+    Each slot sends gradients of `of_slot` rows and asks for as many. Messages are read, gradients
+    summed, rows updated; the next rows are found, and packed for all slots.
+    """
+    generator, layout = (
+        torch.Generator().manual_seed(3),
+        RowLayout(StripeShape(ranks, 10, 4), 10**7),
+    )
+    rows = layout.data_rows_per_shard
+    optimizer = SparseOptimizer("rowwise_adagrad", 0.05)
+    store = NativeStore(rows, DIM, optimizer, lambda local: torch.zeros(len(local), DIM))
+    hosted = {(0, 0): HostedShard(store, rows, missing=False, units=10)}
+    came = []
+    for slot in range(ranks):
+        wanted = torch.randint(0, rows, (of_slot,), generator=generator).unique()
+        gradients = torch.randn(len(wanted) * DIM, generator=generator)
+        asks: list[Part] = [(ROWS, slot, 0, 0), wanted, (MARK, slot, slot), torch.empty(0)]
+        came.append(wire.pack([(GRADIENTS, slot, 0, 0), gradients, *asks]).copy())
+    place_of, reads = np.arange(ranks), np.zeros(ranks, np.bool_)
+
+    def results() -> StepResults:
+        return StepResults.of(
+            Inbox(Packed(list(range(ranks)), came, [[]] * ranks, lambda rank: None))
+        )
+
+    asked, digests = [ShardRequests.of(results().requests, hosted)], AskedBefore()
+
+    def step() -> None:
+        found = results()
+        asked[0].update(found.gradients, True, 1)
+        if digests.problem(0, found.requests, ()):
+            raise SystemExit("the requests have changed")
+        asked[0] = ShardRequests.of(found.requests, hosted)
+        replies = asked[0].replies()
+        spreads = [
+            wire.Addressed(spread, place_of[spread.ranks], None, reads)
+            for spread in replies.spreads
+        ]
+        lists = [replies.single.get(rank, ()) for rank in range(ranks)]
+        wire.pack_all(lists, [()] * ranks, [wire.NOTHING_SHARED] * ranks, spreads=spreads)
+        hosted[0, 0].committed()
+
+    return step
 
 
 def bag_cases(batch: int, ids: int, dimension: int) -> list[Case]:

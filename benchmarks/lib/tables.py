@@ -282,6 +282,7 @@ def server_memory(rows: Sequence[Row]) -> list[str]:
 
 THOUSAND = {
     "messages": ("all messages of a slot, and its rows collected", "at most 1 ms"),
+    "shard": ("all a shard does in a step for the slots of all ranks", "-"),
     "ledger": ("what survivors tell each other, and the joint state", "at most 1 MB a rank"),
     "plan": ("new hosts for the shards of a dead host", "at most 50 ms"),
     "digest": ("digest of rows", "at least 40 million rows/s"),
@@ -297,6 +298,7 @@ def thousand(rows: Sequence[Row]) -> list[str]:
         amount, taken = int(mine[0]["amount"]), numbers(mine, "cpu_ms")
         told = {
             "messages": f"{amount:,} rows",
+            "shard": f"{amount:,} rows",
             "ledger": f"{amount / 1e6:.2f} MB sent by a rank",
             "plan": f"{amount} ranks dead",
             "digest": f"{amount / statistics.median(taken) / 1e3:,.1f} million rows/s",
