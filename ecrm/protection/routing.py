@@ -131,6 +131,12 @@ class Split:
 
     def among(self, shards: Collection[int], there: bool = True) -> Split:
         """The part of some shards, or without `there` the part of all others."""
+        if not shards:  # the rule: no shard is away
+            return (
+                Split(self.shards[:0], self.counts[:0], self.places[:0], self.local[:0])
+                if there
+                else self
+            )
         chosen = np.isin(self.shards, list(shards)) == there
         if chosen.all():
             return self

@@ -54,7 +54,7 @@ class Packed:
     @cached_property
     def _read(self) -> tuple[np.ndarray, np.ndarray | None]:
         """The table, and the memory of its addresses if that is a copy."""
-        sizes = np.array([message.nbytes for message in self.messages], np.int64)
+        sizes = np.fromiter(map(len, self.messages), np.int64, len(self.messages))
         if sizes.sum() < SHORT_BYTES * len(sizes):
             memory = np.concatenate(self.messages)
             addresses = memory.ctypes.data + sizes.cumsum() - sizes
