@@ -246,9 +246,12 @@ def pack_all(
     numbers = np.array(words, np.int64)
     rows = np.array(table, np.int64).reshape(-1, PART_NUMBERS)
     rows[:, 2] = numbers.ctypes.data + WORD_BYTES * rows[:, 2]
-    kept = [_groups_of(addressed, sound) for addressed in spreads]
-    groups = np.array([run for run, _ in kept], np.int64).reshape(-1, GROUP_NUMBERS)
-    rows, starts = order_parts(groups, rows, counts)
+    if spreads:
+        kept = [_groups_of(addressed, sound) for addressed in spreads]
+        groups = np.array([run for run, _ in kept], np.int64).reshape(-1, GROUP_NUMBERS)
+        rows, starts = order_parts(groups, rows, counts)
+    else:
+        starts = np.concatenate([[0], counts.cumsum()])
     buffer, ends = write_messages(rows, starts, memory)
     last = ends.tolist()
     return [buffer[begin:end] for begin, end in zip([0, *last], last)]
