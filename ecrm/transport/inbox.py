@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import torch
@@ -56,7 +57,9 @@ class Packed:
         """The table, and the memory of its addresses if that is a copy."""
         sizes = np.fromiter(map(len, self.messages), np.int64, len(self.messages))
         if sizes.sum() < SHORT_BYTES * len(sizes):
-            memory = np.concatenate(self.messages)
+            # half the time of np.concatenate; never of 0 bytes, which frombuffer may refuse
+            run = b"".join([*cast(list[bytes], self.messages), bytes(8)])
+            memory = np.frombuffer(run, np.uint8)
             addresses = memory.ctypes.data + sizes.cumsum() - sizes
         else:
             memory = None
