@@ -60,6 +60,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         [
             *simulated(*RECOVERY, "test_replica_check", "test_agreed_stop", "test_stop"),
             "tests/unit/test_step_log.py",
+            "tests/unit/test_device.py",  # the printed line of a start
             *SCHEDULES,
             *simulated("test_traffic", "test_checkpoint", "test_session"),
         ],
@@ -68,6 +69,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ["ecrm/protection"],
         [
             "tests/unit/test_protection_kinds.py",
+            "tests/unit/test_advice.py",  # configs that a kind does not allow
             *simulated(*REDUNDANCY),
             *SCHEDULES,
             *simulated("test_stateless", "test_mapped"),
