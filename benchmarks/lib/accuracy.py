@@ -172,15 +172,11 @@ def trained(rows: Sequence[Row] | None) -> list[str]:
     if rows is None:
         return ["not measured yet", *["-"] * len(SHOWN)]
     mine = {of: rows_of for (of,), rows_of in groups(rows, "contender").items()}
-    pairs = [
-        (one["model_sha256"], other["model_sha256"])
-        for calm, killed in ((CALM, KILLED), (ROUNDED, ROUNDED_KILLED))
-        for one, other in zip(mine.get(calm, ()), mine.get(killed, ()), strict=True)
-    ]
-    equal = sum(one == other for one, other in pairs)
+    calm, killed = ([row["model_sha256"] for row in mine[of]] for of in (CALM, KILLED))
+    equal = sum(one == other for one, other in zip(calm, killed, strict=True))
     return [
         *(mean_and_spread(numbers(mine[of], "value")) if of in mine else "-" for of in SHOWN),
-        f"equal to the bit, {equal} of {len(pairs)}",
+        f"equal to the bit, {equal} of {len(calm)}",
     ]
 
 
