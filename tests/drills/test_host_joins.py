@@ -142,7 +142,7 @@ def test_ranks_that_have_joined_end_with_the_launch(train, tmp_path, number):
 def test_ranks_that_have_joined_train_a_second_session_which_admits_no_rank(train, tmp_path):
     """The host is lost again in the second session: the run says that the host stays lost."""
     files = [tmp_path / "first", tmp_path / "second"]
-    script = (str(PROGRAMS / "paced.py"), "400", *map(str, files))
+    script = (str(PROGRAMS / "paced.py"), "1000", *map(str, files))
     sets = {**ONE_LOST, "protection.k": 2, "train.log_every_steps": 5, "cluster.rejoin": "true"}
     training = train(3, sets, script=script)
     training.wait_for_step(20)
