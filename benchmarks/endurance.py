@@ -154,6 +154,7 @@ def main() -> int:
         parser.error(f"--hosts {given.hosts}: type 2, 3, 4, 6 or 12")
     if given.hosts and (reason := why_not()):
         parser.error(f"--hosts {given.hosts}: {reason}; type the command without --hosts")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # hosts go, too
     shutil.rmtree(given.output, ignore_errors=True)
     (given.output / "tmp").mkdir(parents=True)
     with ImitatedHosts(given.hosts) if given.hosts else contextlib.nullcontext() as hosts:
