@@ -3,7 +3,8 @@
 Messages travel by `ecrm.transport.carrier`: a broken connection costs a new connection, and no
 message. `ecrm.transport.membership` says who lives. So a broken link is not a death.
 
-- An exchange is a message of each live rank to each other live rank, then memory apart.
+- An exchange is a message of each live rank to each other live rank, then memory apart. Messages
+  between hosts are gathered by host (`ecrm.transport.by_host`).
 - An agreement disseminates: in round r a rank tells the rank 2^r places further, and hears from the
   rank 2^r places before. After ceil(log2 n) rounds every rank has combined the bits of all ranks.
 - A shrink asks the head for the next epoch. An epoch drops all messages under way.
@@ -18,7 +19,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -26,7 +27,9 @@ import numpy as np
 
 from ecrm.base.errors import EcrmError, UsageError
 from ecrm.kernels.links import Identity, Settings
+from ecrm.transport import by_host
 from ecrm.transport.base import PeerFailure, Revoked
+from ecrm.transport.by_host import FarHost, joined, parted
 from ecrm.transport.carrier import Carrier, Figures
 from ecrm.transport.membership import REPEAT_SECONDS, Admit, Member, Phase, unheard_pause
 from ecrm.transport.membership_socket import MemberSocket, Rendezvous
@@ -236,22 +239,82 @@ class LinkTransport(PackedTransport):
         self._lent.clear()
         self._call_number = 0
         self._shared_memory.keep(self.live)
+        self._routes = by_host.routes(
+            self.rank,
+            self.live,
+            {rank: self._member.places[rank][0] for rank in self.live},
+            by_host.LEAST_RANKS,
+        )
 
     def _deliver(
         self, kind: int, packed: list[np.ndarray], apart: list[list[np.ndarray]]
     ) -> Mapping[int, tuple[np.ndarray, list[np.ndarray]]]:
         self._begin()
-        stamp = self._stamp(kind)
+        stamp, routes = self._stamp(kind), self._routes
+        heads, memory = {}, {}
         for place, rank in enumerate(self.live):
-            if rank != self.rank:
-                self._send_message(rank, stamp, packed[place], apart[place])
+            heads[rank], memory[rank] = _message_of(stamp, packed[place], apart[place], self.lent_bytes)
+        for rank in routes.direct:
+            self._send_all(rank, [heads[rank], *memory[rank]])
         came: dict[int, tuple[np.ndarray, list[np.ndarray]]] = {}
-        for place, rank in enumerate(self.live):
-            came[rank] = (
-                (packed[place], []) if rank == self.rank else self._receive_message(rank, kind)
-            )
+        parts = self._hand_over(kind, heads)
+        for rank in routes.here:
+            if rank != self.rank:
+                came[rank] = self._receive_message(rank, kind)
+            for far in parts:
+                parts[far].append(parts[far][0] if rank == self.rank else self._receive(rank))
+        for far in parts:
+            self._send(far.theirs, joined(stamp, parts[far][1:]))
+        for far in routes.far:  # behind the gathered messages, as the other host takes them
+            for rank in far.ranks:
+                self._send_all(rank, memory[rank])
+        for rank, head in self._spread(kind, list(parts)).items():
+            came[rank] = self._completed(rank, kind, head)
+        for rank in routes.direct:
+            if rank not in came:
+                came[rank] = self._receive_message(rank, kind)
         self._flush()
-        return came
+        came[self.rank] = packed[self.live.index(self.rank)], []
+        return {rank: came[rank] for rank in self.live}
+
+    def _hand_over(
+        self, kind: int, heads: Mapping[int, np.ndarray]
+    ) -> dict[FarHost, list[np.ndarray]]:
+        """Hand the messages for other hosts to their gatherers.
+
+        Returns the part of this rank for each host of which this rank is the gatherer.
+        """
+        own = {}
+        for far in self._routes.far:
+            part = joined(self._stamp(kind), [heads[rank] for rank in far.ranks])
+            if far.gatherer == self.rank:
+                own[far] = [part]
+            else:
+                self._send(far.gatherer, part)
+        return own
+
+    def _spread(self, kind: int, mine: list[FarHost]) -> dict[int, np.ndarray]:
+        """Spread the messages of the hosts of `mine`; return the messages to this rank."""
+        here, own = self._routes.here, {}
+        for far in mine:
+            theirs = self._receive_joined(far.theirs, kind, len(far.ranks))
+            parts = [parted(part, len(here)) for part in theirs]
+            for place, rank in enumerate(here):
+                of_rank = [part[place] for part in parts]
+                if rank == self.rank:
+                    own[far] = of_rank
+                else:
+                    self._send(rank, joined(self._stamp(kind), of_rank))
+        heads: dict[int, np.ndarray] = {}
+        for far in self._routes.far:
+            came = own.get(far) or self._receive_joined(far.gatherer, kind, len(far.ranks))
+            heads.update(zip(far.ranks, came))
+        return heads
+
+    def _receive_joined(self, rank: int, kind: int, count: int) -> list[np.ndarray]:
+        whole = self._receive(rank)
+        self._check_stamp(rank, kind, int(whole[:8].view(np.int64)[0]))
+        return parted(whole, count)
 
     def _flush(self) -> None:
         """Wait until no memory is lent."""
@@ -264,20 +327,17 @@ class LinkTransport(PackedTransport):
             self._look()
         self._lent.clear()
 
-    def _send_message(
-        self, rank: int, stamp: int, packed: np.ndarray, apart: list[np.ndarray]
-    ) -> None:
-        inside = packed.nbytes < self.lent_bytes
-        message = np.empty(8 * HEAD_WORDS + (packed.nbytes if inside else 0), np.uint8)
-        message[: 8 * HEAD_WORDS].view(np.int64)[:] = stamp, len(apart), not inside
-        if inside:
-            message[8 * HEAD_WORDS :] = packed
-        self._send(rank, message)
-        for memory in apart if inside else (packed, *apart):
-            self._send(rank, memory)
+    def _send_all(self, rank: int, memory: Sequence[np.ndarray]) -> None:
+        for each in memory:
+            self._send(rank, each)
 
     def _receive_message(self, rank: int, kind: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        message = self._receive(rank)
+        return self._completed(rank, kind, self._receive(rank))
+
+    def _completed(
+        self, rank: int, kind: int, message: np.ndarray
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """A message of a rank, with the memory that comes behind the message."""
         stamp, pieces, outside = message[: 8 * HEAD_WORDS].view(np.int64).tolist()
         self._check_stamp(rank, kind, stamp)
         packed = self._receive(rank) if outside else message[8 * HEAD_WORDS :]
@@ -385,6 +445,21 @@ class LinkTransport(PackedTransport):
         _say(f"ecrm: rank {self.rank} is given up by the head machine: rank killed")
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
+
+
+def _message_of(
+    stamp: int, packed: np.ndarray, apart: list[np.ndarray], lent_bytes: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """A message of packed tensors, and the memory to send behind the message.
+
+    Packed tensors of `lent_bytes` or more are sent behind the message.
+    """
+    inside = packed.nbytes < lent_bytes
+    message = np.empty(8 * HEAD_WORDS + (packed.nbytes if inside else 0), np.uint8)
+    message[: 8 * HEAD_WORDS].view(np.int64)[:] = stamp, len(apart), not inside
+    if inside:
+        message[8 * HEAD_WORDS :] = packed
+    return message, apart if inside else [packed, *apart]
 
 
 def _allow_files(needed: int) -> None:

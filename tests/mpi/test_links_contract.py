@@ -20,10 +20,19 @@ def results(folder: Path) -> dict[int, dict]:
     return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
-@pytest.mark.parametrize("cut_every", [0.0, pytest.param(0.05, id="cut")])
-def test_contract_holds_on_links(tmp_path: Path, cut_every: float) -> None:
+@pytest.mark.parametrize(
+    ("cut_every", "gathered"),
+    [(0.0, 0), (0.05, 0), (0.0, 2), (0.05, 3)],
+    ids=["calm", "cut", "gathered", "gathered-cut"],
+)
+def test_contract_holds_on_links(tmp_path: Path, cut_every: float, gathered: int) -> None:
     ranks = LinkRanks(
-        RANKS, PROGRAMS / "transport_contract.py", tmp_path, "sleep", cut_every=cut_every
+        RANKS,
+        PROGRAMS / "transport_contract.py",
+        tmp_path,
+        "sleep",
+        cut_every=cut_every,
+        gathered=gathered,
     )
     output = ranks.wait()
     found = results(tmp_path)
@@ -39,8 +48,14 @@ def test_contract_holds_on_links(tmp_path: Path, cut_every: float) -> None:
     assert ranks.lines == []
 
 
-@pytest.mark.parametrize("cut_every", [0.0, pytest.param(0.02, id="cut")])
-def test_ranks_killed_at_random_instants_on_links(tmp_path: Path, cut_every: float) -> None:
+@pytest.mark.parametrize(
+    ("cut_every", "gathered"),
+    [(0.0, 0), (0.02, 0), (0.0, 2), (0.02, 3)],
+    ids=["calm", "cut", "gathered", "gathered-cut"],
+)
+def test_ranks_killed_at_random_instants_on_links(
+    tmp_path: Path, cut_every: float, gathered: int
+) -> None:
     ranks, kills, steps = 6, 3, 30
     running = LinkRanks(
         ranks,
@@ -51,6 +66,7 @@ def test_ranks_killed_at_random_instants_on_links(tmp_path: Path, cut_every: flo
         kills,
         steps,
         cut_every=cut_every,
+        gathered=gathered,
     )
     output = running.wait()
     found = results(tmp_path)

@@ -13,20 +13,25 @@ import threading
 import time
 from pathlib import Path
 
+from ecrm.transport import by_host
 from ecrm.transport.base import Transport
 from ecrm.transport.links import LinkTransport
 from ecrm.transport.membership import Head
 from ecrm.transport.membership_socket import HeadServer, Rendezvous
 from support.paths import PROGRAMS
 
-JOIN, CUTS = "ECRM_TEST_LINKS", "ECRM_TEST_CUTS"
+JOIN, CUTS, HOSTS = "ECRM_TEST_LINKS", "ECRM_TEST_CUTS", "ECRM_TEST_HOSTS"
 ADDRESS = "127.0.0.1"
 SECONDS = 120.0
 KEEP_ALIVE = 2.0
 
 
 class LinkRanks:
-    """So many processes of a program on links; `codes` has the exit code of each rank."""
+    """So many processes of a program on links; `codes` has the exit code of each rank.
+
+    With `gathered` hosts the ranks are on so many hosts with an address of their own, in turn, and
+    messages between hosts are gathered.
+    """
 
     def __init__(
         self,
@@ -36,6 +41,7 @@ class LinkRanks:
         cut_every: float = 0.0,
         hosts: list[str] | None = None,
         keep_alive: float = KEEP_ALIVE,
+        gathered: int = 0,
     ) -> None:
         run, secret = secrets.token_bytes(16), secrets.token_bytes(32)
         self.lines: list[str] = []
@@ -56,6 +62,7 @@ class LinkRanks:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            env={**os.environ, HOSTS: str(gathered)},
         )
         self.codes: dict[int, int] = {}
 
@@ -86,6 +93,9 @@ def transport_here() -> Transport:
 
         return MpiTransport()
     rank, ranks, text = os.environ[JOIN].split(" ", 2)
+    if (hosts := int(os.environ[HOSTS])) > 0:
+        by_host.LEAST_RANKS = 1
+        Rendezvous.own_address = lambda _: f"127.0.0.{2 + int(rank) % hosts}"  # type: ignore[method-assign]
     transport = LinkTransport(int(rank), int(ranks), Rendezvous.of_text(text))
     if pause := float(os.environ[CUTS]):
         threading.Thread(target=_cut, args=(transport, pause), daemon=True).start()
