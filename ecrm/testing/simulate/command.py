@@ -31,10 +31,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     which.add_argument("--seeds", metavar="A:B", help="run the schedules of seeds A to B-1")
     parser.add_argument(
         "--suite",
-        choices=("survivable", "fatal", "returning", "sessions", "all"),
+        choices=("survivable", "fatal", "returning", "links", "sessions", "all"),
         default="all",
         help="survivable: only faults that must be survived; fatal: one death more than that; "
         "returning: dead ranks come back; "
+        "links: ranks talk over links that are reset, slow or cut; "
         "sessions: faults of both kinds while scripts train random models, which needs torchrec; "
         "by default all",
     )

@@ -24,8 +24,9 @@ from ecrm.testing.simulate.session_model import (
     draw_variants,
 )
 from ecrm.testing.simulate.workload import Workload
+from ecrm.testing.simulated_transport import LinkFaults
 
-SUITES = ("survivable", "fatal", "returning", "sessions")
+SUITES = ("survivable", "fatal", "returning", "links", "sessions")
 
 FATAL_SHARE = 0.15
 """Share of the schedules of sessions with a possible death beyond the promise."""
@@ -91,6 +92,7 @@ class Schedule:
     - `lost_touch`: probability that a call fails at a rank without any death, a few times a run.
     - `fatal`: whether a rank may die although the promise does not cover the death.
     - `returns`: probability that a dead rank comes back.
+    - `network`: the network of ranks that talk over links; `None` for calls without links.
     - `model`: the model trained by a session, with the session's tables; `None` for the small job.
     - `later`: the cluster for resuming from checkpoints; `None` for the same cluster.
     """
@@ -106,6 +108,7 @@ class Schedule:
     lost_touch: float = 0.0
     fatal: bool = False
     returns: float = 0.0
+    network: LinkFaults | None = None
     model: SessionModel | None = None
     later: Workload | None = None
 
@@ -125,6 +128,7 @@ class Schedule:
             f"{'reshaping' if w.reshape else 'no reshaping'}, up to {counted(self.deaths, 'death')}"
             f"{', calls that fail though nobody died' if self.lost_touch else ''}"
             f"{', dead ranks come back' if self.returns else ''}"
+            f"{'' if self.network is None else f', over links: {self.network}'}"
             f"{'' if self.later is None else f', going on on {_cluster(self.later)}'}"
         )
 
@@ -268,6 +272,11 @@ def draw(seed: int, suite: str) -> Schedule:
     elif suite == "returning":
         workload = replace(workload, steps=workload.steps * 3)
         schedule = replace(schedule, deaths=3 * schedule.deaths, returns=rng.choice((0.5, 0.9, 1)))
+    elif suite == "links":
+        more = random.Random(f"network {seed}")
+        schedule = replace(
+            schedule, network=LinkFaults.drawn(more), returns=more.choice((0.0, 0.0, 0.5))
+        )
     elif may_have_gpu:
         workload = _with_gpu(f"where rows lie {suite} {seed}", workload)
     if suite == "sessions":

@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from ecrm.testing.simulate.schedule import Schedule
 from ecrm.testing.simulate.seen import check_seen
 from ecrm.testing.simulate.workload import TINY, Job, Outcome, Workload
 from ecrm.testing.simulated_transport import (
+    LinkCluster,
     ProgramFailed,
     RandomFaults,
     RankKilled,
@@ -284,18 +286,34 @@ def _run(
         condemned.discard(rank)
         joining.add(rank)
 
-    cluster = SimulatedCluster(
+    def may_lose(ranks: list[int]) -> bool:
+        """Whether all these ranks may die together; they are doomed then."""
+        gone: set[int] = set()
+        for rank in set(ranks) - doomed - joining:
+            if not survivable(workload, engines, doomed | joining | gone, rank):
+                return False
+            gone.add(rank)
+        doomed.update(gone)
+        return all(exact_without(workload, engines, rank) for rank in gone)
+
+    faults = RandomFaults(
+        most=schedule.deaths,
+        per_call=schedule.call_death,
+        per_recovery_call=schedule.cascade,
+        together=schedule.together,
+        lost_touch=schedule.lost_touch,
+        may_kill=may_kill,
+        returns=schedule.returns,
+    )
+    make: Callable[..., SimulatedCluster] = SimulatedCluster
+    if schedule.network is not None:
+        make = partial(
+            LinkCluster, hosts=workload.domains, network=schedule.network, may_lose=may_lose
+        )
+    cluster = make(
         workload.world_size,
         f"{schedule.suite} {schedule.seed}",
-        RandomFaults(
-            most=schedule.deaths,
-            per_call=schedule.call_death,
-            per_recovery_call=schedule.cascade,
-            together=schedule.together,
-            lost_touch=schedule.lost_touch,
-            may_kill=may_kill,
-            returns=schedule.returns,
-        ),
+        faults,
         on_phase=on_phase,
         on_return=on_return,
         most_calls=MOST_CALLS,

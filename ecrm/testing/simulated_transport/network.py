@@ -136,15 +136,26 @@ class Connection:
     def reset(self, late: float = 0.0, first: int = 0, arrives: bool = False) -> None:
         """End both sides, the `first` side now.
 
-        Bytes under way are lost, or bytes of the first side arrive before the other side ends.
+        Bytes under way are lost. With `arrives` bytes of the first side arrive late, and then the
+        other side ends.
         """
-        if arrives:
+        here, there = self.ends[first], self.ends[1 - first]
+        if arrives and here is not None and there is not None:
+            self._pipes[first].extend(self._later(first, late))
             self.write(first, b"")
+            self._clock.after(late, self._pump, first, here.host, there.host)
         else:
             for pipe in self._pipes:
                 pipe.clear()
             self._clock.after(late, self._end, 1 - first)
         self._end(first)
+
+    def _later(self, side: int, late: float) -> list[tuple[float, bytes]]:
+        """Take the bytes of a side under way, to arrive later."""
+        pieces = [(time + late, data) for time, data in self._pipes[side]]
+        self._last[side] += late
+        self._pipes[side].clear()
+        return pieces
 
     def _end(self, side: int) -> None:
         end, self.ends[side] = self.ends[side], None
