@@ -115,7 +115,7 @@ def build_rank(
     on_gpu = cluster.rows_on_gpu or config.train.device == "cuda"
     _warm_up(transport, config, engine, features, on_gpu)
     if transport.joined:
-        waiting("the other ranks are waited for")
+        waiting("the run admits this rank")
         # here: after the join all other ranks would wait for a second
         gc.collect()
         gc.freeze()

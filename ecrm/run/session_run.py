@@ -93,7 +93,7 @@ def start_run(wanted: Wanted) -> Started:
     gone = () if rank.number == 1 else _gone(transport, spec.config)
 
     def say_on_first(line: str) -> None:
-        if transport.rank == transport.live[0]:
+        if transport.rank == transport.live[0] or transport.joined:
             say(line)
 
     with Waiting(say_on_first) as waiting:

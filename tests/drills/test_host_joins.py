@@ -182,7 +182,7 @@ def test_a_joining_host_that_dies_at_each_stage_comes_back(train, tmp_path):
     training.wait_for(lambda event: event["event"] == "failure")
     training.hosts.mend("h2")
     hold = hurry.with_suffix(".hold")
-    for stage in ("joining", "the other ranks are waited for"):
+    for stage in ("joining", "until the run admits this rank"):
         hold.touch()  # no commit: the rank waits
         typed = joining(training, tmp_path, "h2")
         wait_for_line(typed, stage)
