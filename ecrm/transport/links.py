@@ -250,10 +250,10 @@ class LinkTransport(PackedTransport):
         self, kind: int, packed: list[np.ndarray], apart: list[list[np.ndarray]]
     ) -> Mapping[int, tuple[np.ndarray, list[np.ndarray]]]:
         self._begin()
-        stamp, routes = self._stamp(kind), self._routes
+        stamp, routes, lent = self._stamp(kind), self._routes, self.lent_bytes
         heads, memory = {}, {}
         for place, rank in enumerate(self.live):
-            heads[rank], memory[rank] = _message_of(stamp, packed[place], apart[place], self.lent_bytes)
+            heads[rank], memory[rank] = _message_of(stamp, packed[place], apart[place], lent)
         for rank in routes.direct:
             self._send_all(rank, [heads[rank], *memory[rank]])
         came: dict[int, tuple[np.ndarray, list[np.ndarray]]] = {}
