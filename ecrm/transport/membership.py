@@ -66,7 +66,8 @@ HEARD = 0.5
 """Share of the keep-alive time in which the head has had a beat of a rank that it hears.
 
 A rank that the head does not hear may be dead, and its lease decides. A live host is not to be
-given up for its pair with a dead host.
+given up for its pair with a dead host. Nor is a rank given up that has no word on the epoch yet: it
+refuses connections of the epoch.
 """
 HEAD_PATIENCE = 1.0
 """Share of the keep-alive time for which the head waits for a beat.
@@ -135,6 +136,7 @@ class Head:
         self._pairs: dict[tuple[int, int], list[float]] = {}
         self._wanting: set[int] = set()
         self._admitting: dict[int, int] = {}
+        self._begun: set[int] = set()
         self._waiting: dict[int, Newcomer] = {}
         self._newcomers = 0
         self._lives: dict[int, str] = {}
@@ -181,7 +183,14 @@ class Head:
         elif epoch != self.epoch:
             if isinstance(epoch, int) and epoch < self.epoch:
                 self._tell_epoch(rank)
-        elif kind == "ask":
+        elif kind in ("ask", "want", "unheard", "leave"):
+            self._begun.add(rank)
+            self._hear_in_epoch(now, rank, message)
+
+    def _hear_in_epoch(self, now: float, rank: int, message: Mapping[str, Any]) -> None:
+        """Take a message of a member that has begun this epoch."""
+        kind = message.get("is")
+        if kind == "ask":
             self._tell_state(rank)
         elif kind == "want":
             self._want(rank, message.get("admit"))
@@ -362,7 +371,7 @@ class Head:
         self.live = staying.union(newcomers)
         self.epoch += 1
         self.dead, self.fenced, self.left = set(), set(), set()
-        self._wanting, self._admitting, self._pairs = set(), {}, {}
+        self._wanting, self._admitting, self._pairs, self._begun = set(), {}, {}, set()
         for rank in sorted(self.live):
             self._tell_epoch(rank)
 
@@ -396,8 +405,9 @@ class Head:
         self._advance()
 
     def _hears(self, rank: int) -> bool:
-        """Whether the head has had a beat of a rank not long ago."""
-        return self._now - self._answered.get(rank, 0.0) < HEARD * self._keep_alive
+        """Whether the head has had a beat of a rank not long ago, and a word of this epoch."""
+        heard = self._now - self._answered.get(rank, 0.0) < HEARD * self._keep_alive
+        return heard and rank in self._begun
 
     def _say(self, rank: int, kind: str, life: str | None = None, **fields: Any) -> None:
         life = self._lives.get(rank, "") if life is None else life

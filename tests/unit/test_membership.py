@@ -343,6 +343,31 @@ def test_of_two_hosts_the_living_one_is_not_given_up_for_its_pair_with_the_dead_
     assert fenced_beside(dead) == set()
 
 
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_rank_that_has_not_heard_of_the_epoch_is_not_given_up(epoch: int) -> None:
+    """The word of the head was lost: the rank refuses connections meanwhile."""
+    head = joined_head(3)
+    for each in range(1, epoch):
+        for rank in range(3):
+            head.hear(0.0, {"is": "want", "rank": rank, "epoch": each})
+    assert head.epoch == epoch
+    if epoch == 1:
+        head._begun.clear()
+
+    def fenced_after(words: list[dict]) -> set[int]:
+        for tick in range(100):
+            for rank in range(3):
+                head.beat(0.02 * tick, rank)
+            for message in words:
+                head.hear(0.02 * tick, message | {"epoch": epoch})
+            head.tick(0.02 * tick)
+        return head.fenced
+
+    unheard = [{"is": "unheard", "rank": rank, "peers": [2]} for rank in (0, 1)]
+    assert fenced_after(unheard) == set()
+    assert fenced_after([*unheard, {"is": "ask", "rank": 2}]) == {2}
+
+
 def test_a_member_asks_to_join_with_growing_pauses() -> None:
     member, asked = Member(0, ["10.0.0.1", 1]), []
     for tick in range(600):
@@ -382,6 +407,7 @@ def test_what_comes_late_or_is_no_message_has_no_effect() -> None:
     head = Head(["h1", "h2"], KEEP_ALIVE)
     for rank in (0, 1):
         head.hear(0.0, {"is": "join", "rank": rank, "at": ["10.0.0.1", 1]})
+    head.hear(0.0, {"rank": 0, "is": "ask", "epoch": 1})
     head.take()
     before = copy.deepcopy(head.__dict__)
     for message in (
@@ -411,6 +437,8 @@ def joined_head(ranks: int, keep_alive: float = KEEP_ALIVE) -> Head:
     head = Head([f"h{rank}" for rank in range(ranks)], keep_alive)
     for rank in range(ranks):
         head.hear(0.0, {"is": "join", "rank": rank, "epoch": 1, "at": ["10.0.0.1", 1]})
+    for rank in range(ranks):
+        head.hear(0.0, {"is": "ask", "rank": rank, "epoch": 1})
     head.take()
     return head
 
