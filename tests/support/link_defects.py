@@ -62,18 +62,6 @@ def _takes_a_message_twice(right: Callable) -> Callable:
     return begin_frame
 
 
-def _keeps_repeated_bytes(right: Callable) -> Callable:
-    def begin_frame(self):
-        had = bytes(self._body or b"")
-        offset = reference.FRAME.unpack(self._head)[3]
-        fine = right(self)
-        if self._body is not None and offset < len(had):
-            self._body += had[offset:]
-        return fine
-
-    return begin_frame
-
-
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "HEAD_PATIENCE", 0.1)
 
@@ -124,7 +112,6 @@ LINK_DEFECTS: dict[str, Patch] = {
     "a replay begins one message late": _of_link("_up", _replays_one_message_late),
     "a broken connection costs its messages": _of_link("broke", _forgets_messages),
     "a repeated message counts again": _of_link("_begin_frame", _takes_a_message_twice),
-    "repeated bytes count again": _of_link("_begin_frame", _keeps_repeated_bytes),
     "lent memory is not waited for": _nothing_is_waited_for,
     "the head is less patient than the lease": _patience,
     "nobody is given up after a cut": _nobody_is_chosen,
