@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-LEAST_RANKS = 8
+LEAST_RANKS = 32
 """Ranks of both hosts from which on messages are gathered.
 
-With fewer ranks the hops save few messages (docs/decisions/links.md).
+With 16 ranks the hops cost more than the messages saved (docs/decisions/links.md).
 """
 
 
