@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from support.commands import forked
 
 PROGRAM = """
 import os, sys
@@ -19,7 +18,7 @@ for name in (name_guard, *(lambda rank=rank: name_by_role(view, rank) for rank i
 
 
 def test_a_process_is_named_after_rank_and_role():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    done = forked(["-c", PROGRAM])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [  # whole: the system keeps 15 letters
         "ecrm 3 guard",
