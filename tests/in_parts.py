@@ -1,14 +1,15 @@
-"""Runs `make test` in parts: what computes on all cores, then what waits, then MPI two by two.
+"""Runs `make test` in parts: tests that compute, beside them tests that wait, then MPI two by two.
 
 conftest.py marks tests by their folder. All arguments go to pytest in every part.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import IO
 
 
 def without(*folders: str) -> list[str]:
@@ -16,16 +17,16 @@ def without(*folders: str) -> list[str]:
     return [f"--ignore={Path(__file__).parent / folder}" for folder in folders]
 
 
-AT_ONCE = str(min(8, 2 * len(os.sched_getaffinity(0))))
-"""Of tests that mostly wait: two a core."""
+BESIDE = "tests of processes"
+"""The part that runs beside the first part, and prints its output after the first part."""
 
 PARTS = {
     "tests of unit and simulated": [
         *("-n", "auto", "-m", "parallel and not drill"),
         *without("processes", "mpi", "drills"),
     ],
-    "tests of processes": [
-        *("-n", AT_ONCE, "-m", "waiting and not drill"),
+    BESIDE: [
+        *("-n", "auto", "-m", "waiting and not drill"),
         *without("unit", "simulated", "mpi", "drills"),
     ],
     "tests of mpi": [
@@ -38,12 +39,22 @@ NO_TESTS = 5
 """Exit code of pytest that selects no test, as for a file that is all of another part."""
 
 
+def started(name: str, output: IO[str] | None = None) -> subprocess.Popen[bytes]:
+    """pytest on a part."""
+    words = [sys.executable, "-m", "pytest", *PARTS[name], *sys.argv[1:]]
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL if output else None, stdout=output)
+
+
 def main() -> int:
     """The exit code of a part that failed, or 0; NO_TESTS only if no part had any."""
-    codes = {
-        name: subprocess.run([sys.executable, "-m", "pytest", *part, *sys.argv[1:]]).returncode
-        for name, part in PARTS.items()
-    }
+    codes: dict[str, int] = {}
+    with tempfile.TemporaryFile("w+") as output:
+        beside = started(BESIDE, output)
+        for name in PARTS:
+            codes[name] = (beside if name == BESIDE else started(name)).wait()
+            if name == BESIDE:
+                output.seek(0)
+                print(output.read(), end="", flush=True)
     for name, code in codes.items():
         if code not in (0, NO_TESTS):
             print(f"{name}: pytest ended with {code}, see above", flush=True)
