@@ -10,10 +10,7 @@ from support.paths import PROGRAMS
 PROGRAM = PROGRAMS / "stripes_against_pyeclib.py"
 
 
-@pytest.mark.parametrize(
-    ("k", "m", "servers"),
-    [*(pytest.param(*kms, marks=pytest.mark.drill) for kms in ((3, 1, 4), (2, 2, 5))), (2, 4, 6)],
-)
+@pytest.mark.parametrize(("k", "m", "servers"), [(3, 1, 4), (2, 2, 5), (2, 4, 6)])
 def test_pyeclib_encodes_and_decodes_a_running_jobs_stripes(tmp_path, k, m, servers):
     result = tmp_path / "result"
     done = mpirun(servers + 2 + 1, PROGRAM, k, m, servers, result)
