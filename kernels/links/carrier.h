@@ -61,7 +61,9 @@ inline double lease_now() { return clock_now(CLOCK_BOOTTIME); }
 class Lease {
  public:
   Lease(double keep_alive, double now, uint64_t last)
-      : patience_(kLeaseShare * keep_alive), pause_(std::min(kBeatShare * keep_alive, kLongestBeat)), known_(now),
+      : patience_(kLeaseShare * keep_alive),
+        pause_(std::min(kBeatShare * keep_alive, kLongestBeat)),
+        known_(now),
         number_(last) {}
   // The number of a beat to send; 0: none is due.
   uint64_t beat(double now) {
@@ -151,8 +153,9 @@ class Carrier {
     }
     progress(0);
   }
-  // Beats to the head, or to the agent that carries the beats to it, from now on, at the cost of this process where it does not answer. Numbers
-  // of beats are above `last`: the beats of an earlier process with this rank are below.
+  // Beats from now on to the head, or to the agent that carries the beats to the head. Without
+  // answers this process ends. Numbers of beats are above `last`: the beats of an earlier process
+  // with this rank are below.
   bool lease(const char* address, int port, double keep_alive, uint64_t last) {
     std::lock_guard<std::mutex> lock(lock_);
     sockaddr_in there{};

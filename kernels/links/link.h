@@ -376,7 +376,8 @@ class Link {
     heard_ = said_ = now;
     pause_ = settings_.first_pause;
     told_ = 0;
-    due_ = expected_ > 1;  // the greeting may be older than the last messages of the connection before
+    // The greeting may be older than the last messages of the connection before.
+    due_ = expected_ > 1;
     return true;
   }
 

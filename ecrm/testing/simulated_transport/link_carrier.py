@@ -65,7 +65,7 @@ class SimulatedCarrier(Carrier):
         self._closed = False
         self._patience = math.inf
         self._answered, self._sent, self._number = 0.0, dict[int, float](), 0
-        self.refused = 0
+        self.refused = self._told_news = 0
         self.address, self.port = address, network.listen(address, self)
 
     # As `Carrier`.
@@ -75,11 +75,12 @@ class SimulatedCarrier(Carrier):
 
     def begin_epoch(self, epoch: int, live: Collection[int]) -> None:
         self._process.begins(epoch, live)
-        self._live = set(live) - {self._me.rank}
+        before, self._live = self._live, set(live) - {self._me.rank}
         for peer, link in self._links.items():
-            self._hang_up(peer)
-            link.begin_epoch(self._clock.now, epoch)
             self._came[peer].clear()
+            stays = peer in before and peer in self._live
+            if not link.begin_epoch(self._clock.now, epoch, stays):
+                self._hang_up(peer)
         self._unsaid.clear()
         for peer in sorted(self._live):
             self._serve(peer)
@@ -88,6 +89,9 @@ class SimulatedCarrier(Carrier):
         self._patience, self._answered = LEASE_SHARE * keep_alive, self._clock.now
         self._number = last
         self._beat(BEAT_SHARE * keep_alive)
+
+    def news(self) -> int:
+        return self._told_news
 
     def end_lease(self) -> None:
         self._patience = math.inf
@@ -105,8 +109,14 @@ class SimulatedCarrier(Carrier):
         return bool(number)
 
     def receive(self, rank: int, seconds: float) -> np.ndarray | None:
-        came = self._came[rank]
-        self._process.wait(LOOK_FACTOR * seconds, lambda: bool(came))
+        link, came = self._links[rank], self._came[rank]
+
+        def done() -> bool:
+            while (message := link.take()) is not None:
+                came.append(message)
+            return bool(came)
+
+        self._process.wait(LOOK_FACTOR * seconds, done)
         return np.frombuffer(bytearray(came.popleft()), np.uint8) if came else None
 
     def flush(self, seconds: float, away: Collection[int] = ()) -> bool:
@@ -169,8 +179,9 @@ class SimulatedCarrier(Carrier):
         ends = [(each, each.ends[1 - side]) for each, side in self._connections.values()]
         return [each for each, end in ends if end is not None and end.host == host]
 
-    def heard(self, number: int) -> None:
-        """The head has answered a beat."""
+    def heard(self, number: int, news: int) -> None:
+        """The head has answered a beat, with the number of its state."""
+        self._told_news = max(self._told_news, news)
         self._answered = max(self._answered, self._sent.get(number, 0.0))
 
     def accept(self, connection: Connection) -> None:
@@ -190,9 +201,7 @@ class SimulatedCarrier(Carrier):
         link = self._links[peer]
         if data and not link.came(self._clock.now, data):
             self._lost(peer)
-        while (message := link.take()) is not None:
-            self._came[peer].append(message)
-            self._unsaid.add(peer)
+        self._unsaid.add(peer)
         self._serve(peer)
         self._process.touch()
 

@@ -378,7 +378,9 @@ class LinkCluster(SimulatedCluster):
         if number > self._beats.get(rank, 0) and self.head.beat(self.time.now, rank):
             self._beats[rank] = number
             assert process.carrier is not None
-            self.network.datagram(HEAD, process.host, process.carrier.heard, number)
+            self.network.datagram(
+                HEAD, process.host, process.carrier.heard, number, self.head.news()
+            )
 
     def _tick(self) -> None:
         self.head.tick(self.time.now)
