@@ -598,7 +598,7 @@ class ShardRequests:
         wire: Wire = EXACT,
     ) -> ShardRequests:
         """The requests in `messages`, by sender, to the shards `hosted` on this rank."""
-        if isinstance(messages, Groups) and (found := cls._of_groups(messages, hosted)):
+        if isinstance(messages, Groups) and (found := cls._of_groups(messages, hosted, wire)):
             return found
         ranks: dict[int, int] = {}
         waiting: set[int] = set()
@@ -625,7 +625,7 @@ class ShardRequests:
 
     @classmethod
     def _of_groups(
-        cls, groups: Groups, hosted: Mapping[ShardSpace, HostedShard]
+        cls, groups: Groups, hosted: Mapping[ShardSpace, HostedShard], wire: Wire
     ) -> ShardRequests | None:
         """The same without an object for each request; `None` if some need objects."""
         groups = groups.among(groups.words[:, 0] != MARK)
@@ -646,7 +646,8 @@ class ShardRequests:
             copy_pieces(local, PieceTable(pieces, (numbers.kept,)))
             units = hosted[shard, space].units
             merged[shard, space] = _Asked.of(slots[chosen], counts, local, units)
-        return cls(merged, ranks, set(slots[kinds == ROWS].tolist()), hosted)
+        waiting = set(slots[kinds == ROWS].tolist())
+        return cls(merged, ranks, waiting, hosted, wire=wire)
 
     def again(
         self, told: Mapping[int, Sequence[Received]], hosted: Mapping[ShardSpace, HostedShard]

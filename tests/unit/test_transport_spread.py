@@ -393,6 +393,23 @@ def test_a_shard_sums_and_answers_from_the_bytes_as_from_objects(shared, sits_ou
     }
 
 
+@pytest.mark.parametrize("bags", [False, True])
+def test_rows_travel_in_two_bytes_where_memory_is_not_at_hand(bags):
+    inbox = Inbox(_step_results(False, bags=bags))
+    hosted = _hosted()
+    exact = ShardRequests.of(StepResults.of(inbox).requests, hosted).replies()
+    asked = ShardRequests.of(StepResults.of(inbox).requests, hosted, NEAR)
+    replies = asked.replies()
+    assert sorted(replies) == sorted(exact) == list(range(5))
+    for rank, parts in replies.items():
+        pairs = zip(zip(parts[::2], parts[1::2]), zip(exact[rank][::2], exact[rank][1::2]))
+        for (head, rows), (other, right) in pairs:
+            assert head == other and rows.source.dtype == NEAR.of_rows(rank)
+            assert torch.equal(rows.gathered(), right.gathered().to(rows.source.dtype))
+    again = asked.again({}, hosted)
+    assert again._wire is NEAR
+
+
 def test_requests_with_bags_are_read_as_objects():
     inbox = Inbox(_step_results(False, bags=True))
     asked = ShardRequests.of(StepResults.of(inbox).requests, _hosted())
