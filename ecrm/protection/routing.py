@@ -729,10 +729,11 @@ class ShardRequests:
             if not waits.any():
                 continue
             rows = self._hosted[shard, space].lookup(asked.rows)
-            if not self._bags and self._wire.dtype == torch.float32:
-                outgoing.spread(self._spread(asked, waits, shard, space, rows))
-                continue
             forms = Forms(rows)
+            if not self._bags:
+                for dtype, alike in self._by_dtype(asked, waits):
+                    outgoing.spread(self._spread(asked, alike, shard, space, forms.of(dtype)))
+                continue
             for slot, place in asked.places:
                 if slot not in self._waiting:
                     continue
@@ -746,6 +747,17 @@ class ShardRequests:
                     sent = forms.of(self._wire.of_rows(rank))
                     outgoing.add(rank, (ROWS, slot, shard, space), Picked(sent, place))
         return outgoing
+
+    def _by_dtype(
+        self, asked: _Asked, waits: np.ndarray
+    ) -> Iterator[tuple[torch.dtype, np.ndarray]]:
+        """The slots that wait, bool [n], by the dtype of their rows on the way."""
+        if self._wire.dtype == torch.float32:
+            yield torch.float32, waits
+            return
+        dtypes = [self._wire.of_rows(self._ranks[slot]) for slot in asked.slots.tolist()]
+        for dtype in dict.fromkeys(dtypes):
+            yield dtype, waits & np.array([of_slot == dtype for of_slot in dtypes])
 
     def _spread(
         self, asked: _Asked, waits: np.ndarray, shard: int, space: int, rows: Tensor

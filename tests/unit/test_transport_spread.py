@@ -406,6 +406,8 @@ def test_rows_travel_in_two_bytes_where_memory_is_not_at_hand(bags):
         for (head, rows), (other, right) in pairs:
             assert head == other and rows.source.dtype == NEAR.of_rows(rank)
             assert torch.equal(rows.gathered(), right.gathered().to(rows.source.dtype))
+    # arrays of each dtype, for each shard and space
+    assert len(replies.spreads) == (0 if bags else 2 * len(hosted))
     again = asked.again({}, hosted)
     assert again._wire is NEAR
 
