@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -42,6 +41,8 @@ _MANAGED = (
 )
 LARGE_BYTES = 1 << 20
 """Size in bytes above which an embedding of torch's own is reported."""
+FACTORS = (1e-6, 1e9)
+"""The least and the most ids of a mean bag in `pooling_factors`."""
 _FUSED = (FusedEmbeddingBagCollection, FusedEmbeddingCollection)
 
 
@@ -84,9 +85,16 @@ class Tables:
         """The tables with their lookups: ids of a bag, times the features of the table.
 
         `pooling_factors` are the ids of a mean bag, 1 by default, by the table's name in TorchRec's
-        config. Raises UsageError for a name of no table, and for a number not above 0.
+        config. Raises UsageError for other things than a dict, for a name of no table, and for a
+        number outside of FACTORS.
         """
+        if not isinstance(pooling_factors, Mapping):
+            raise UsageError(
+                f"Session(pooling_factors={pooling_factors!r}): give a dict, such as "
+                "{'t_tags': 20}, by the names of TorchRec's configs"
+            )
         names = [table.name.rpartition(".")[2] for table in tables]
+        least, most = FACTORS
         for name, factor in pooling_factors.items():
             if name not in names:
                 raise UsageError(
@@ -94,10 +102,10 @@ class Tables:
                     f"{', '.join(dict.fromkeys(names))}",
                     otherwise="type the name of a TorchRec config",
                 )
-            if not (isinstance(factor, int | float) and 0 < factor < math.inf):
+            if not (isinstance(factor, int | float) and least <= factor <= most):
                 raise UsageError(
                     f"Session(pooling_factors=...) has {factor!r} for {name}: give the mean number "
-                    "of ids in a bag, above 0"
+                    f"of ids in a bag, a number of Python from {least:g} to {most:g}"
                 )
         return [
             replace(table, lookups=table.lookups * pooling_factors.get(name, 1))

@@ -68,9 +68,13 @@ def test_lookups_are_those_of_the_bags_of_all_features():
     assert [table.lookups for table in tables.with_lookups(tables.tables, of)] == [1, 20, 3]
     with pytest.raises(UsageError, match="has c, and the tables are a, b, two: type the name of"):
         tables.with_lookups(tables.tables, {"c": 2})
-    for wrong in (0, -1.0, float("nan"), float("inf"), "3", None):
+    # the sum of the largest or of the least numbers of float64 is infinite or 0 for a shard
+    for wrong in (0, -1.0, float("nan"), float("inf"), "3", None, 5e-324, 1e308, 10**400):
         with pytest.raises(UsageError, match="for a: give the mean number of ids in a bag"):
             tables.with_lookups(tables.tables, {"a": wrong})
+    for wrong in (None, [20]):
+        with pytest.raises(UsageError, match=r"pooling_factors=.*\): give a dict, such as"):
+            tables.with_lookups(tables.tables, wrong)
 
 
 def test_collections_are_found_wherever_they_are():
