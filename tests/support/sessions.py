@@ -277,23 +277,7 @@ def run(
 
     def program(transport: Transport) -> tuple[Any, ...]:
         hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
-        session = train(starter(transport, hooks, layout))
-        engine = session._engine
-        while True:
-            try:
-                meet(engine, "the end of the script")
-                engine.rebuild_all()
-                verified = engine.verify_parity()
-                with engine.recovery.recovering():
-                    tables = table_digests(engine, engine.view.reporter)
-                    transport.agree(True)
-                break
-            except StepAborted:
-                continue
-        dense = None if engine.state.dense is None else dense_digest(engine.state.dense)
-        deaths = sum(len(failure.ranks) for failure in engine.state.failures.failures)
-        evaluated = tuple(getattr(session, "evaluated", {}).items())
-        return tables, dense, verified.mismatches, deaths, session.delivered, evaluated
+        return left_on_rank(train(starter(transport, hooks, layout)))
 
     def with_a_gpu(transport: Transport) -> tuple[Any, ...]:
         with nullcontext() if on_gpu is None else on_gpu.used():
@@ -312,6 +296,26 @@ def run(
         told(logged),
         evaluated,
     )
+
+
+def left_on_rank(session: Session) -> tuple[Any, ...]:
+    """Collective: of one rank tables, dense digest, wrong stripes, deaths, log and evaluations."""
+    engine = session._engine
+    while True:
+        try:
+            meet(engine, "the end of the script")
+            engine.rebuild_all()
+            verified = engine.verify_parity()
+            with engine.recovery.recovering():
+                tables = table_digests(engine, engine.view.reporter)
+                engine.state.transport.agree(True)
+            break
+        except StepAborted:
+            continue
+    dense = None if engine.state.dense is None else dense_digest(engine.state.dense)
+    deaths = sum(len(failure.ranks) for failure in engine.state.failures.failures)
+    evaluated = tuple(getattr(session, "evaluated", {}).items())
+    return tables, dense, verified.mismatches, deaths, session.delivered, evaluated
 
 
 def dense_digest(replica: DenseReplica) -> str:
