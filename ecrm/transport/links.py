@@ -239,10 +239,11 @@ class LinkTransport(PackedTransport):
         self._lent.clear()
         self._call_number = 0
         self._shared_memory.keep(self.live)
+        places = self._member.places  # None for a rank that died before it had joined
         self._routes = by_host.routes(
             self.rank,
             self.live,
-            {rank: self._member.places[rank][0] for rank in self.live},
+            {rank: places[rank] and places[rank][0] for rank in self.live},
             by_host.LEAST_RANKS,
         )
 

@@ -65,6 +65,20 @@ def test_ranks_in_different_calls_are_told_apart_on_links(rendezvous: Rendezvous
     assert str(second) == "rank 0 is in its call 1 (exchange), rank 1 in its call 1 (share)"
 
 
+def test_a_rank_that_died_before_it_joined_costs_the_others_an_epoch() -> None:
+    head, run, secret = Head(["h1", "h1"], 2.0), secrets.token_bytes(16), secrets.token_bytes(32)
+    server = HeadServer(head, run, secret, "127.0.0.1", print)
+    server.died([1])
+    transport = LinkTransport(0, 2, Rendezvous(run, secret, server.place, 2.0))
+    assert transport.live == (0, 1)
+    with pytest.raises(PeerFailure):
+        transport.agree(True)
+    transport.shrink()
+    assert transport.live == (0,) and list(transport.share([torch.ones(1)])) == [0]
+    transport.close()
+    server.close()
+
+
 def test_a_stranger_at_a_rank_is_told_of_once(
     rendezvous: Rendezvous, capfd: pytest.CaptureFixture
 ) -> None:
