@@ -10,7 +10,7 @@ kills its ranks when the head is not heard, or does not hear, before the head gi
 host that was only cut off therefore comes back without its ranks. A rank stopped for the keep-alive
 time is killed; when the agent itself is stopped, the guards kill their ranks.
 
-The agent also carries the beats of its ranks to the head of the run: one datagram for all ranks.
+The agent also carries the beats of its ranks to the head of the run, a dozen in a datagram.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ BUFFER_BYTES = 4 << 20
 DIGEST_BYTES = 32
 _WINDOW = 64  # messages under way
 _AGAIN = 8  # messages said again at once
+# datagrams in the buffer: the system doubles it, and counts at least 512 bytes each
+_MOST_WAITING = 2 * BUFFER_BYTES // 512
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.8  # seconds before messages are said again
 _HEAD = struct.Struct("<cIQQQQQ")
 _OUTPUT = struct.Struct("<BI")  # 1 or 2 for the file, and the rank
@@ -241,26 +243,31 @@ def understood(message: bytes) -> tuple[int, int, bytes] | dict[str, Any]:
 
 
 class Beats:
-    """The beats of a host's ranks, on the way to the head of the run in one datagram.
+    """The beats of a host's ranks, on the way to the head of the run in few datagrams.
 
     A rank beats as if the agent were the head. A beat is a datagram of `FORM` with the proof of the
-    rank, as in `membership_socket`. `say` sends the last beat of each rank, all together. The head
-    answers in one datagram, and `hand_out` gives each rank its answer. So the lease of a rank stays
-    between rank and head. The agent proves no beat of its own.
+    rank, as in `membership_socket`. `say` sends the last beat of each rank, MOST to a datagram. The
+    head answers each datagram with one, and `hand_out` gives each rank its answer. So the lease of
+    a rank stays between rank and head. The agent proves no beat of its own.
+
+    A datagram fits into a frame: in pieces, a datagram would be lost with any of its pieces. The
+    agent listens on a loopback address: no other host reaches the agent.
     """
 
     FORM = struct.Struct("<Q16sQQQQ")  # magic, run, kind, rank, number, news
-    _MOST = 65_507 // (FORM.size + DIGEST_BYTES)  # beats in a datagram
+    MAGIC, KIND = 0x3174616562726365, 1  # of beats
+    MOST = MOST_BYTES // (FORM.size + DIGEST_BYTES)  # beats in a datagram
 
     def __init__(self, links: str) -> None:
         """`links` is the rendezvous of the run. Raises OSError without a way to the head."""
-        _, secret, address, port, keep_alive = json.loads(links)
+        run, secret, address, port, keep_alive = json.loads(links)
         self._secret = bytes.fromhex(secret)
+        self._begin = struct.pack("<Q16sQ", self.MAGIC, bytes.fromhex(run), self.KIND)
         self._pause, self._next = min(BEAT * keep_alive, LONGEST_BEAT), 0.0
         self.head, self._here = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
         self.head.connect((address, port))
         self._here.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        self._here.bind((self.head.getsockname()[0], 0))
+        self._here.bind(("127.0.0.1", 0))
         for each in (self.head, self._here):
             each.setblocking(False)
         self._last: dict[int, int] = {}
@@ -283,17 +290,18 @@ class Beats:
         waiting: dict[int, bytes] = {}
         for datagram, sender in _datagrams(self._here):
             text, proof = datagram[: self.FORM.size], datagram[self.FORM.size :]
-            right = hmac.digest(self._secret, text, "sha256")
-            if len(text) < self.FORM.size or not hmac.compare_digest(proof, right):
+            if len(text) < self.FORM.size or not text.startswith(self._begin):
+                continue  # before the dearer proof
+            if not hmac.compare_digest(proof, hmac.digest(self._secret, text, "sha256")):
                 continue
             rank, number = self.FORM.unpack(text)[3:5]
             if number > self._last.get(rank, 0):  # a later beat of a rank says all of an earlier
                 self._last[rank], self._where[rank] = number, sender
                 waiting[rank] = datagram
         beats = [*waiting.values()]
-        for first in range(0, len(beats), self._MOST):
+        for first in range(0, len(beats), self.MOST):
             with contextlib.suppress(OSError):  # as lost datagrams
-                self.head.send(b"".join(beats[first : first + self._MOST]))
+                self.head.send(b"".join(beats[first : first + self.MOST]))
 
     def hand_out(self) -> None:
         """Give each rank the answer of the head; the ranks check its proof."""
@@ -308,8 +316,8 @@ class Beats:
 
 
 def _datagrams(at: socket.socket) -> Iterator[tuple[bytes, Any]]:
-    """The datagrams that have come."""
-    while True:
+    """The datagrams that have come: a sender that goes on and on keeps nobody here."""
+    for _ in range(_MOST_WAITING):
         try:
             yield at.recvfrom(1 << 16)
         except BlockingIOError:

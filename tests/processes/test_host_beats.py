@@ -98,11 +98,11 @@ def place_of(agent: Beats) -> tuple[str, int]:
 
 def test_agent_and_head_have_the_same_names_and_forms() -> None:
     assert remote_agent.LINKS == membership_socket.LINKS
-    assert Beats.FORM.format == BEAT.format
+    assert (Beats.FORM.format, Beats.MAGIC, Beats.KIND) == (BEAT.format, BEAT_MAGIC, BEATS)
     assert remote_agent.DIGEST_BYTES == membership_socket.DIGEST_BYTES
 
 
-def test_a_beat_of_a_thousand_ranks_is_a_datagram_of_each_host(server: Counted) -> None:
+def test_a_beat_of_a_thousand_ranks_is_six_datagrams_of_each_host(server: Counted) -> None:
     """The twin: without agents a datagram of each rank."""
     alone = RanksOfAHost(server.place)
     for rank in range(RANKS):
@@ -120,7 +120,8 @@ def test_a_beat_of_a_thousand_ranks_is_a_datagram_of_each_host(server: Counted) 
         agent.say()
     for agent, host in zip(agents, hosts):
         until(lambda: agent.hand_out() or host.hear() in (71, 72))
-    assert server.datagrams == HOSTS
+    assert server.datagrams == HOSTS * 6  # 71 or 72 ranks, 12 to a datagram
+    assert Beats.MOST == 12
     heard = {rank: number for host in hosts for rank, number in host.answers.items()}
     assert heard == dict.fromkeys(range(RANKS), 2)
     assert server.lines == []
@@ -133,6 +134,7 @@ def test_only_the_last_proved_beat_of_a_rank_is_carried(server: Counted) -> None
     agent = server.agent()
     host = RanksOfAHost(place_of(agent))
     host.say(b"", b"GET /", beat(3, 5, secret=b"guess"), bytes(BEAT.size + DIGEST_BYTES))
+    host.say(beat(3, 5, ANSWERS))
     host.say(beat(1, 7), beat(1, 8), beat(1, 6), beat(2, 4))
     server.head.fenced.add(2)
     agent.say()
@@ -144,6 +146,26 @@ def test_only_the_last_proved_beat_of_a_rank_is_carried(server: Counted) -> None
     until(lambda: agent.say() or agent.hand_out() or (host.hear() and host.answers[1] == 9))
     assert 2 not in host.answers
     host.socket.close()
+
+
+def test_a_sender_without_pause_does_not_keep_the_agent(server: Counted) -> None:
+    """And no other host reaches the agent."""
+    agent = server.agent()
+    assert place_of(agent)[0].startswith("127.")
+    stranger, taken = RanksOfAHost(place_of(agent)), 0
+
+    class Endless:
+        def recvfrom(self, size: int) -> tuple[bytes, None]:
+            nonlocal taken
+            taken += 1
+            stranger.say(b"more")
+            return agent._here.recvfrom(size)
+
+    stranger.say(b"first")
+    for _ in remote_agent._datagrams(Endless()):  # type: ignore[arg-type]
+        pass
+    assert taken == remote_agent._MOST_WAITING > 10_000
+    stranger.socket.close()
 
 
 BEATING = f"""
