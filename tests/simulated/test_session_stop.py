@@ -267,6 +267,9 @@ class SharedMark:
     def __init__(self) -> None:
         self.told = 0, -1
 
+    def begin(self, step: int) -> None:
+        self.told = step, -1
+
     def read(self) -> tuple[int, int]:
         return self.told
 
