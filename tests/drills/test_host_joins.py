@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ecrm.base.errors import STOPPED_EXIT_CODE
-from support.drilling import LONG, RUN_SECONDS, Run, launch
+from support.drilling import RUN_SECONDS, Run
 from support.host_loss import KEEP_ALIVE, ONE_LOST, STARTER, check, gaps, lose, trainings
 from support.imitated_hosts import why_not
 from support.paths import PROGRAMS
@@ -25,20 +25,19 @@ from support.paths import PROGRAMS
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
-STEPS = {"train.steps": 3000}
-"""Long enough for a rank to load its packages beside the run, three times."""
+SIX = {
+    **ONE_LOST,
+    "protection.k": 2,
+    "protection.verify_parity_at_end": "true",
+    "train.log_every_steps": 5,
+}
+"""Six ranks of paced.py: a run lasts as long as its joins, however busy the machine is."""
 
 
 @pytest.fixture
 def train(tmp_path, criteo_rows):
     with trainings(tmp_path, criteo_rows) as start:
         yield start
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory, criteo_rows):
-    folder = tmp_path_factory.mktemp("calm") / "run"
-    return launch(folder, criteo_rows, {**LONG, **STEPS}).model
 
 
 def joining(training, tmp_path, name, on_head=False):
@@ -58,9 +57,11 @@ def joining(training, tmp_path, name, on_head=False):
     )
 
 
-def test_each_host_is_lost_and_back_in_turn(train, tmp_path, calm):
+def test_each_host_is_lost_and_back_in_turn(train, tmp_path):
     """In the end no rank of the start is left."""
-    training = train(3, {**ONE_LOST, **STEPS})
+    hurry = tmp_path / "hurry"
+    script = paced(hurry)
+    training = train(3, SIX, script=script)
     training.wait_for_step(30)
     joins = []
     try:
@@ -83,6 +84,7 @@ def test_each_host_is_lost_and_back_in_turn(train, tmp_path, calm):
                     and event["failures_left"] == 1
                 )
             )
+        hurry.touch()
         run = training.finish()
     finally:
         said = []
@@ -93,15 +95,17 @@ def test_each_host_is_lost_and_back_in_turn(train, tmp_path, calm):
                 each.send_signal(signal.SIGKILL)
         print("\n".join(said))
     assert run.code == 0, run.output
-    assert run.model == calm
+    assert_saved_as_alone(script)
     assert run.summary["parity"]["mismatches"] == 0
     joined = [rank for event in run.events_of("joined") for rank in event["ranks"]]
     assert len(joined) == 2 * len(joins)
 
 
-def test_the_launch_brings_a_lost_host_back_twice(train, calm):
+def test_the_launch_brings_a_lost_host_back_twice(train, tmp_path):
     """The second time the ranks that die are ranks that have joined."""
-    training = train(3, {**ONE_LOST, **STEPS, "cluster.rejoin": "true"})
+    hurry = tmp_path / "hurry"
+    script = paced(hurry)
+    training = train(3, {**SIX, "cluster.rejoin": "true"}, script=script)
     training.wait_for_step(30)
     ranks = training.ranks_of("h2")
     for time_of in range(1, 3):
@@ -112,9 +116,10 @@ def test_the_launch_brings_a_lost_host_back_twice(train, calm):
         training.wait_for(
             lambda event: event is training.events[-1] and event.get("failures_left") == 1
         )
+    hurry.touch()
     run = training.finish()
     assert run.code == 0, run.output
-    assert run.model == calm
+    assert_saved_as_alone(script)
     assert run.summary["parity"]["mismatches"] == 0
     assert "asked to join again (cluster.rejoin)" in run.output
     assert sorted(ranks_in(training, "joined")) == sorted(2 * ranks)
@@ -122,7 +127,7 @@ def test_the_launch_brings_a_lost_host_back_twice(train, calm):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_ranks_that_have_joined_end_with_the_launch(train, tmp_path, number):
-    training = train(3, {**ONE_LOST, **STEPS})
+    training = train(3, SIX, script=paced(tmp_path / "never"))
     training.wait_for_step(30)
     lose(training, "h2")
     training.wait_for(lambda event: event["event"] == "failure")
@@ -142,9 +147,8 @@ def test_ranks_that_have_joined_end_with_the_launch(train, tmp_path, number):
 def test_ranks_that_have_joined_train_a_second_session_which_admits_no_rank(train, tmp_path):
     """The host is lost again in the second session: the run says that the host stays lost."""
     files = [tmp_path / "first", tmp_path / "second"]
-    script = (str(PROGRAMS / "paced.py"), "1000", *map(str, files))
-    sets = {**ONE_LOST, "protection.k": 2, "train.log_every_steps": 5, "cluster.rejoin": "true"}
-    training = train(3, sets, script=script)
+    script = paced(*files)
+    training = train(3, {**SIX, "cluster.rejoin": "true"}, script=script)
     training.wait_for_step(20)
     ranks = training.ranks_of("h2")
     lose(training, "h2")
@@ -174,7 +178,7 @@ def test_ranks_that_have_joined_train_a_second_session_which_admits_no_rank(trai
 def test_a_joining_host_that_dies_at_each_stage_comes_back(train, tmp_path):
     """In its start, as a spare that waits, and as a member that gets rows."""
     hurry = tmp_path / "hurry"
-    script = (str(PROGRAMS / "paced.py"), "1500", str(hurry))
+    script = paced(hurry, steps=1500)
     training = train(4, FOUR, script=script, slots=1)
     training.wait_for_step(20)
     (rank,) = training.ranks_of("h2")
@@ -212,7 +216,7 @@ def test_a_joining_host_that_dies_at_each_stage_comes_back(train, tmp_path):
 def test_two_hosts_join_at_once_while_links_are_reset(train, tmp_path):
     """With a checkpoint or an evaluation at most steps, and memory handed out in advance."""
     hurry = tmp_path / "hurry"
-    script = (str(PROGRAMS / "paced.py"), "1000", str(hurry))
+    script = paced(hurry)
     sets = {**FOUR, "protection.k": 1, "protection.m": 2, "cluster.rejoin": "true"}
     sets |= {"checkpoint.every_steps": 2, "checkpoint.keep": 1, "storage.prefault": "true"}
     training = train(4, sets, script=script, slots=1)
@@ -249,8 +253,8 @@ ROUNDS = 5
 
 def test_each_of_four_hosts_is_lost_and_back_five_times(train, tmp_path):
     """Twenty losses, one after the other; at the end the run survives one more."""
-    hurry, steps = tmp_path / "hurry", "2200"
-    script = (str(PROGRAMS / "paced.py"), steps, str(hurry))
+    hurry = tmp_path / "hurry"
+    script = paced(hurry, steps=2200)
     training = train(4, {**FOUR, "cluster.rejoin": "true"}, script=script, slots=1)
     training.wait_for_step(30)
     left = training.wait_for(lambda event: event["event"] == "start")["failures_left"]
@@ -280,6 +284,11 @@ def test_each_of_four_hosts_is_lost_and_back_five_times(train, tmp_path):
     check(run, run.model, [[rank] for rank in (*lost, *training.ranks_of("h2"))])
     gaps(run, losses)
     no_step_is_longer(run, losses)
+
+
+def paced(*files, steps=1000):
+    """The line of paced.py; a step takes 0.25 s until the session's file is there."""
+    return (str(PROGRAMS / "paced.py"), str(steps), *map(str, files))
 
 
 def wait_for_line(process, said):
