@@ -17,7 +17,7 @@ from typing import Any
 from ecrm.base.epoch_drafts import left_in
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
-from ecrm.checkpoint.compatibility import VERSIONS, identity
+from ecrm.checkpoint.compatibility import FLOAT32, VERSIONS, WIRE, identity
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
 from ecrm.checkpoint.folder import CheckpointFolder, find
@@ -124,7 +124,9 @@ def check_same(run_dir: Path, mine: dict[str, Any]) -> None:
     ]
     if not starts:
         return
-    said, now = starts[0]["run"], json.loads(json.dumps(mine))
+    # an identity of float32 has no such key
+    said = {WIRE: FLOAT32, **starts[0]["run"]}
+    now = {WIRE: FLOAT32, **json.loads(json.dumps(mine))}
     other = sorted(
         (name for name in now if said.get(name) != now[name]),
         key=lambda name: ("." not in name, name),

@@ -14,6 +14,7 @@ from typing import Any
 
 from ecrm.base.errors import UsageError
 from ecrm.base.version_set import differing, version_set
+from ecrm.checkpoint.compatibility import FLOAT32, WIRE
 from ecrm.config.schema import Config
 from ecrm.model.nested_state import leaves
 from ecrm.process.linux import memory_bytes
@@ -175,9 +176,9 @@ def check_models(of_ranks: Mapping[int, Mapping[str, Any]]) -> None:
     `of_ranks` are the results of `TrainedModule.about`, by rank.
     """
     first, *others = sorted(of_ranks)
-    here = of_ranks[first]
+    here = {WIRE: FLOAT32, **of_ranks[first]}  # an identity of float32 has no such key
     for rank in others:
-        there = of_ranks[rank]
+        there = {WIRE: FLOAT32, **of_ranks[rank]}
         for name, table in here["table"].items():
             if begins_otherwise(there["table"].get(name), table):
                 raise _other_numbers(f"table {name}", rank, first)

@@ -25,7 +25,7 @@ from ecrm.placement.tables import Table
 from ecrm.run.auto_resume import check_same
 from ecrm.run.consistency import given_of
 from ecrm.run.gather import gather_results
-from ecrm.run.hello import Hello, Inputs, check_inputs, check_weights, hello_of
+from ecrm.run.hello import Hello, Inputs, check_inputs, check_models, check_weights, hello_of
 from ecrm.run.inputs import OF_SCRIPT
 from ecrm.run.reported import Goal, Reported
 from ecrm.run.session_progress import SessionProgress
@@ -102,6 +102,13 @@ def test_a_run_of_a_version_without_wire_dtype_has_float32():
     assert not same_bits(trained().identity(), rounded.identity())
 
 
+def test_ranks_with_another_dtype_on_the_wire_are_named():
+    rounded, exact = trained(wire_dtype=torch.bfloat16), trained()
+    check_models({0: exact.about(), 1: exact.about()})
+    with pytest.raises(UsageError, match="wire_dtype is bfloat16 on rank 1, float32 on rank 0: bu"):
+        check_models({0: exact.about(), 1: rounded.about()})
+
+
 def test_weights_to_begin_with_may_be_of_another_optimizer_but_not_of_another_shape():
     trained().check_init(PATH, trained(optimizer=SparseOptimizer("sgd", 0.1), slots=5).identity())
     with pytest.raises(UsageError, match="tensor 0.weight is 6 x 8 there"):
@@ -175,6 +182,16 @@ def test_a_resume_with_a_file_of_other_rows_is_told_so(tmp_path):
     larger = {"table": {"user": {"rows": 10, "begins": "values 2"}}, "seed": 3}
     with pytest.raises(UsageError, match="holds a run with table .*: name a new folder"):
         check_same(tmp_path, larger)
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_a_run_folder_of_another_dtype_on_the_wire_is_refused(tmp_path, dtypes):
+    before, now = (trained(wire_dtype=getattr(torch, name)).about() for name in dtypes)
+    (tmp_path / "events.jsonl").write_text(json.dumps({"event": "start", "run": before}) + "\n")
+    check_same(tmp_path, before)
+    said = f"a run with wire_dtype {dtypes[0]}, here wire_dtype is {dtypes[1]}: name a new folder"
+    with pytest.raises(UsageError, match=said):
+        check_same(tmp_path, now)
 
 
 def note(**logged: float) -> torch.Tensor:
