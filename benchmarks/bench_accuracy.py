@@ -10,9 +10,9 @@ Every seed trains three times. Plain torch trains in one process. ECRM trains un
 3 servers and 2 trainers, with 2 spares. The third training is the second with three SIGKILLs: a
 server, the main trainer and a second server die. Some recipes train two times more, with bfloat16
 on the wire: a session alone in one process, which has the bits of any ranks, and ranks with whole
-tables and three kills. A benchmark whose models with and
-without kills differ in a bit ends with an error, and so does a benchmark without three deaths. A
-recipe without data is left out. Writes benchmarks/results/accuracy.csv.
+tables and three kills. A benchmark whose models with and without kills differ in a bit ends with an
+error, and so does a benchmark without three deaths. A recipe without data is left out. Writes
+benchmarks/results/accuracy.csv.
 """
 
 from __future__ import annotations
