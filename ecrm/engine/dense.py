@@ -111,9 +111,9 @@ def spread_dense(
     holders: Sequence[int],
     export: Callable[[], list[Tensor]],
 ) -> list[Tensor] | None:
-    """Collective: send the state of the lowest of `holders` to ranks of `due` not in `holders`.
+    """Collective: send the state of `holders` to the ranks of `due` not in `holders`.
 
-    All ranks know the `holders`.
+    All ranks know the `holders`, which have the same state, and take turns as senders.
 
     Returns the state received by this rank, if any. Raises Unrecoverable on every rank without a
     holder.
@@ -127,7 +127,8 @@ def spread_dense(
     # an exchange without messages would cost time, and an agreement afterwards
     if not needing:
         return None
-    sends = transport.rank == holders[0]
-    outgoing: Outgoing = dict.fromkeys(needing, export()) if sends else {}
+    sender = {rank: holders[number % len(holders)] for number, rank in enumerate(needing)}
+    mine = [rank for rank, of in sender.items() if of == transport.rank]
+    outgoing: Outgoing = dict.fromkeys(mine, export()) if mine else {}
     received = transport.exchange(outgoing)
-    return tensors(received[holders[0]]) if transport.rank in needing else None
+    return tensors(received[sender[transport.rank]]) if transport.rank in sender else None

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from ecrm.base.allocate import Allocate
 from ecrm.base.console import Waiting, say
-from ecrm.base.errors import EcrmError, Unrecoverable, UsageError
+from ecrm.base.errors import EcrmError, UsageError
 from ecrm.base.log import SPEAKER
 from ecrm.base.wording import counted, measured
 from ecrm.config.schema import Config
 from ecrm.engine import events
-from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks, StepAborted, StopRequested
 from ecrm.model.module_replica import ModuleReplica
@@ -37,7 +36,7 @@ from ecrm.run.consistency import given_of
 from ecrm.run.disk_check import free_on_disk, judge_disk, most_at_once
 from ecrm.run.ending import Ending, Record
 from ecrm.run.finite import REMEDY as OF_CONFIGS
-from ecrm.run.gather import gather_results, on_all, share_at_start
+from ecrm.run.gather import gather_results, on_all
 from ecrm.run.hello import Hello, Inputs, check_inputs, hello_of, needed_versions
 from ecrm.run.inputs import FACTORS, OF_CONFIG, OF_SCRIPT, check_started, data_of
 from ecrm.run.joining import over_links, write_join_file
@@ -183,9 +182,7 @@ def start_run(wanted: Wanted) -> Started:
         whereabouts.enter(place if isinstance(place, Place) else None)
         rank.calls.awaited = not (isinstance(place, Place) and place.part == AFTER)
 
-    rank.part = ScriptPart(
-        rank_run, run.folder, built.standstill, doing, summary, wanted.make_dense
-    )
+    rank.part = ScriptPart(rank_run, run.folder, built.standstill, doing, summary)
     typed = config.train.check_determinism
     if typed < 0:
         typed = 0 if follows else wanted.check_steps  # tests have checked the recipe
@@ -287,7 +284,6 @@ def _end_before(rank: ThisRank) -> None:
             raise EcrmError(f"session {rank.number} is not complete: cannot write summary.json")
 
     gather_results(rank.transport, check_complete)
-    part.share_model()
     rank.transport.joined = False  # all ranks begin the next session alike
     rank.calls.awaited = False  # the start of a session takes as long as it takes
     rank.part, rank.place, rank.number = None, "", rank.number + 1
@@ -499,10 +495,9 @@ class ScriptPart:
         standstill: Standstill,
         doing: Callable[[Place | str], None],
         words: SessionSummaryFields,
-        make_dense: Callable[[], DenseReplica],
     ) -> None:
         self._run, self._folder, self._standstill, self._doing = run, folder, standstill, doing
-        self._words, self._make_dense = words, make_dense
+        self._words = words
         self.engine = run.engine
 
     @property
@@ -513,30 +508,6 @@ class ScriptPart:
     def over(self) -> None:
         """End the watch for standstills: the script and the run have ended, well or badly."""
         self._standstill.end()
-
-    def share_model(self) -> None:
-        """Collective, once the run is over: give every rank the trained dense part.
-
-        Later code of the script may use the model of an earlier session, on any rank. Raises
-        Unrecoverable if all holders of the dense part have died since the end.
-        """
-        engine, transport = self.engine, self.engine.state.transport
-        while True:
-            holders = [rank for rank in engine.view.dense if rank in transport.live]
-            if not holders:
-                raise Unrecoverable(
-                    "all holders of the dense part have died between two sessions: start the run "
-                    "again with --resume auto"
-                )
-            giver, dense = min(holders), engine.state.dense
-            gives = dense is not None and engine.rank == giver
-            shared = share_at_start(
-                transport, dense.export() if dense is not None and gives else []
-            )
-            if giver in shared:
-                break
-        if dense is None:
-            self._make_dense().load(shared[giver])
 
     def end(self, sessions: int | None = None) -> int:
         """Collective, after the end of the script: verify and keep the model, write the summary.

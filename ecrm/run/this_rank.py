@@ -36,9 +36,6 @@ class RankPart(Protocol):
     def over(self) -> None:
         """Note the end of the script and its run, for any reason."""
 
-    def share_model(self) -> None:
-        """Collective, once the run is over: give every rank the trained dense part."""
-
     def end(self, sessions: int | None = None) -> int:
         """Collective: end the run; returns the exit code.
 

@@ -252,7 +252,8 @@ class Session:
         data ends earlier. A slot with ended data contributes nothing while other slots go on, and
         the loop's body gets no batch of the slot. The loop's body calls the model and `backward`,
         and must not wait for other ranks. A step undone by a failure is yielded again. Ranks
-        without slots get no batch: the loop ends with the training.
+        without slots get no batch: the loop ends with the training. Then every rank has the trained
+        dense part.
 
         `samples` is the number of samples in a step: progress and summary then count samples, too.
         Indexed knows the number.
@@ -316,7 +317,7 @@ class Session:
                     self._averages,
                 ),
                 steps,
-                self.model,
+                self._replica,
                 self._tell,
                 self._every,
             )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ecrm.base.console import say
 from ecrm.base.errors import UsageError
 from ecrm.engine import events
+from ecrm.engine.dense import spread_dense
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopRequested
 from ecrm.model.module_replica import ModuleReplica
@@ -289,7 +290,8 @@ class SessionLoop:
     """The loop of a rank over the steps of a session.
 
     `tell(step, logged)` gets the values logged by slots, once for every committed step, on every
-    dense holder. Functions in `every` are called on every rank.
+    dense holder. Functions in `every` are called on every rank. `replica` has the dense part of the
+    model, also on ranks that hold no dense part in the run.
     """
 
     def __init__(
@@ -298,13 +300,14 @@ class SessionLoop:
         batches: SessionBatches,
         work: SlotWork,
         steps: int,
-        module: nn.Module,
+        replica: ModuleReplica,
         tell: Callable[[int, Logged], None],
         every: Sequence[Every] = (),
     ) -> None:
+        self._replica = replica
         self._run, self._engine = started.run, started.run.engine
         self._work, self._steps, self._doing = work, steps, started.doing
-        self._between = WorkBetweenSteps(started, module, every, work.seed_between, steps)
+        self._between = WorkBetweenSteps(started, replica.module, every, work.seed_between, steps)
         self._check_from = self._engine.step
         self._check_until = self._check_from + started.check_steps
         # a rank that joins has no part in these checks, and knows nothing of sessions before
@@ -459,10 +462,24 @@ class SessionLoop:
     def _keep(self) -> None:
         def keep() -> Generator[Any, None, None]:
             self._run.keep()
+            self._share_model()
             yield from ()
 
         for _ in sealed(self._engine, "the end of training", keep, self.on_recovery):
             pass
+
+    def _share_model(self) -> None:
+        """Collective: give every rank the trained dense part, which later code of a script may use.
+
+        Raises StepAborted after a failure.
+        """
+        state = self._engine.state
+        with self._engine.recovery.recovering():
+            trained = spread_dense(
+                state.transport, state.view.live, state.view.dense, self._replica.export
+            )
+        if trained is not None:
+            self._replica.load(trained)
 
     def stoppable(
         self, work: Callable[[], Generator[Any, None, Result]]

@@ -12,12 +12,14 @@ import torch
 
 from ecrm.base.errors import EcrmError, UsageError
 from ecrm.checkpoint.model_file import read_safetensors
+from ecrm.engine.dense import spread_dense
 from ecrm.engine.table_digest import table_digests
 from ecrm.model.determinism import prepared_torch
 from ecrm.run.lone_run import run_alone
 from ecrm.run.started import Wanted
+from ecrm.session import step_loop
 from ecrm.session.session import Session
-from ecrm.testing.simulated_transport import PhaseFault
+from ecrm.testing.simulated_transport import PhaseFault, RankKilled
 from support.sessions import (
     Layout,
     Left,
@@ -64,6 +66,28 @@ def test_killed_ranks_change_no_bit_of_a_session(name):
     assert left.deaths == len(faults) and left.mismatches == 0
     assert left.tables == calm().tables and left.dense == calm().dense
     assert left.logged == calm().logged[-len(left.logged) :] and len(left.logged) >= 3
+
+
+@pytest.mark.parametrize("dying", [None, 4, 0, 6])
+def test_after_the_loop_every_rank_has_the_trained_module_and_optimizer(dying, monkeypatch):
+    """Servers and spares too, whoever dies meanwhile: later code may copy the module."""
+    left_by: dict[int, str] = {}
+
+    def spread(transport: Any, *given: Any) -> Any:
+        if transport.rank == dying:
+            raise RankKilled
+        return spread_dense(transport, *given)
+
+    monkeypatch.setattr(step_loop, "spread_dense", spread)
+
+    def train(start: Callable[[Wanted], Any]) -> Session:
+        session = train_two_tower(start)
+        left_by[session.rank] = dense_digest(session._replica)
+        return session
+
+    left = run(train=train)
+    assert set(left_by) == set(range(Layout().world)) - {dying}
+    assert left.dense == frozenset(left_by.values()) == calm().dense
 
 
 def test_alone_in_a_process_a_session_comes_to_the_same_bits():

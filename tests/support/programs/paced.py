@@ -2,7 +2,8 @@
 
 So a drill takes as long as it needs, and the rest of the training is short. While there is a file
 with the same name and the suffix .hold, the step in hand goes on. The model is saved beside the
-file, with the suffix .safetensors. Every further file is a further session.
+file, with the suffix .safetensors. Every further file is a further session, which trains the dense
+part of the session before.
 """
 
 import sys
@@ -32,9 +33,9 @@ def ids(step: int, slot: int) -> tuple[KeyedJaggedTensor, torch.Tensor]:
 table = EmbeddingBagConfig(
     name="songs", embedding_dim=8, num_embeddings=ROWS, feature_names=["item"]
 )
+torch.manual_seed(0)
+over = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 1))
 for hurry in FILES:
-    torch.manual_seed(0)
-    over = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 1))
     bags = EmbeddingBagCollection(device=torch.device("meta"), tables=[table])
     apply_optimizer_in_backward(RowWiseAdagrad, bags.parameters(), {"lr": 0.1})
     session = ecrm.Session(

@@ -1,10 +1,11 @@
 """Three sessions, one after the other: python two_sessions.py [NUMBER:STEP=RANK ...].
 
 Rank RANK kills itself at commit STEP of session NUMBER. The first session begins with
-begun.pt. The second learns from the dense part of the first, and saves over that file as
-well. The third begins with the model that the second has saved.
+begun.pt. The second learns from the dense part of the first, begins with a copy of its first
+layer, and saves over that file as well. The third begins with the model that the second has saved.
 """
 
+import copy
 import os
 import signal
 import sys
@@ -50,8 +51,11 @@ def main():
     rank = os.environ.get("OMPI_COMM_WORLD_RANK")
     teacher = None
     for number, rate in enumerate((0.01, 0.001, 0.1), 1):
+        model = Model()
+        if teacher is not None:
+            model.dense[0] = copy.deepcopy(teacher.dense[0])
         session = ecrm.Session(
-            Model(), slots=4, dense_optimizer=lambda ps, rate=rate: torch.optim.Adam(ps, rate)
+            model, slots=4, dense_optimizer=lambda ps, rate=rate: torch.optim.Adam(ps, rate)
         )
         if number != 2:
             session.load({1: "begun.pt", 3: "model_2.safetensors"}[number])
