@@ -83,12 +83,13 @@ class LinkTransport(PackedTransport):
     an agent the rank beats to the head.
 
     Not thread safe: a single thread makes all calls. A waiting call sleeps, and holds no GIL.
-    Messages of `lent_bytes` or more are lent.
+    Messages of `lent_bytes` or more are lent. Two hosts with `least_ranks` each gather messages.
 
     Raises EcrmError if this rank cannot join, and UsageError if this host allows too few files.
     """
 
     lent_bytes = LENT_BYTES
+    least_ranks = by_host.LEAST_RANKS
 
     def __init__(
         self,
@@ -244,7 +245,7 @@ class LinkTransport(PackedTransport):
             self.rank,
             self.live,
             {rank: places[rank] and places[rank][0] for rank in self.live},
-            by_host.LEAST_RANKS,
+            self.least_ranks,
         )
 
     def _deliver(

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.transport import by_host
 from ecrm.transport.base import PeerFailure
 from ecrm.transport.links import LinkTransport
 from ecrm.transport.membership import Head
@@ -42,7 +41,7 @@ class Hosts:
             if not pid:
                 try:
                     torch.set_num_threads(1)
-                    by_host.LEAST_RANKS = self.least
+                    LinkTransport.least_ranks = self.least
                     Rendezvous.own_address = lambda _, host=host: f"127.0.0.{2 + host}"
                     transport = LinkTransport(rank, len(self.host_of), rendezvous)
                     self._result(rank).write_text(json.dumps(work(transport)))

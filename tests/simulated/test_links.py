@@ -19,8 +19,10 @@ from ecrm.testing.simulated_transport import (
     RandomFaults,
     SimulationError,
 )
+from ecrm.testing.simulated_transport.link_cluster import GATHERED
 from ecrm.testing.simulated_transport.network import HEAD
 from ecrm.transport.base import PeerFailure
+from ecrm.transport.by_host import LEAST_RANKS
 from support.link_defects import LINK_DEFECTS
 from support.seeds import some_and_more
 
@@ -34,6 +36,7 @@ def test_schedules_over_links_finish_with_the_oracles_bits(seeds):
     assert totals.deaths > 2 * each and totals.recoveries > each
     assert totals.mix["resets of connections"] > 10 * each
     assert totals.mix["short cuts of links"] > each / 2
+    assert totals.mix[GATHERED] > each
     if each > 50:
         assert totals.mix["cuts for good"] > each / 5
         assert totals.mix["ranks given up"] > each / 5
@@ -44,7 +47,7 @@ DEFECT_SEEDS = 12
 """Schedules within which a defect is found."""
 QUICK = (
     "the head is less patient than the lease",
-    "a lost wish is not repeated",
+    "gathered messages go to the wrong ranks",
     "an agreement leaves a rank out",
 )
 """Defects that are found at once; the others are looked for in `make drill`."""
@@ -96,12 +99,22 @@ def _told(transport, done):
 
 def cluster(seed, network=VIOLENT, deaths=1, **more):
     faults = RandomFaults(most=deaths, per_call=0.02, together=0.0)
-    return LinkCluster(4, seed, faults, network=network, **more)
+    hosts = more.pop("hosts", range(4))
+    return LinkCluster(len(hosts), seed, faults, network=network, hosts=hosts, **more)
 
 
 def test_a_seed_is_a_run_whichever_machine_the_links_are():
     traces = [(cluster(3, kind=kind).run(rounds).trace) for kind in (links, links, reference)]
     assert traces[0] == traces[1] == traces[2] and len(traces[0]) > 100
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_gathered_by_host_arrive_over_links_that_break(seed):
+    network = replace(VIOLENT, least_ranks=2, lent_bytes=(1, 1 << 16)[seed % 2])
+    gathers = cluster(seed, network, hosts=(0, 0, 1, 1, 2, 2, 2))
+    results = gathers.run(rounds).results
+    assert len(results) >= 6 and gathers.mix["resets of connections"]
+    assert gathers.mix[GATHERED] == gathers.head.epoch
 
 
 def test_a_rank_that_computes_for_long_costs_nobody():
@@ -143,3 +156,4 @@ def test_networks_are_drawn_from_calm_to_violent():
     drawn = [LinkFaults.drawn(Random(seed)) for seed in range(60)]
     assert {each.reset for each in drawn} == {0.0, 0.1, 0.5}
     assert {each.partings for each in drawn} == {0, 1, 2}
+    assert {each.least_ranks for each in drawn} == {1, 2, LEAST_RANKS}

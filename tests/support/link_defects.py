@@ -12,7 +12,7 @@ import pytest
 from ecrm.kernels.links import DOWN, reference
 from ecrm.testing.simulated_transport import link_cluster
 from ecrm.testing.simulated_transport.link_carrier import SimulatedCarrier
-from ecrm.transport import membership
+from ecrm.transport import links, membership
 from ecrm.transport.links import LinkTransport
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -86,7 +86,8 @@ def _states_without_revocation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _wishes_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "REPEAT_SECONDS", 1e9)
+    for pause in ("REPEAT_SECONDS", "ASK_SECONDS", "LONGEST_JOIN_PAUSE"):
+        monkeypatch.setattr(membership, pause, 1e9)
 
 
 def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +108,11 @@ def _one_round_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LinkTransport, "agree_alike", agree_alike)
 
 
+def _parts_change_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = links.parted
+    monkeypatch.setattr(links, "parted", lambda whole, count: right(whole, count)[::-1])
+
+
 LINK_DEFECTS: dict[str, Patch] = {
     "acknowledgements are dropped": _of_link("_acknowledge", _drops_acknowledgements),
     "a replay begins one message late": _of_link("_up", _replays_one_message_late),
@@ -119,4 +125,5 @@ LINK_DEFECTS: dict[str, Patch] = {
     "a lost revocation is not made up for": _states_without_revocation,
     "a lost wish is not repeated": _wishes_are_not_repeated,
     "an agreement leaves a rank out": _one_round_less,
+    "gathered messages go to the wrong ranks": _parts_change_places,
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any, NoReturn
@@ -56,18 +57,22 @@ A dial into the cut may cost T / 4 more, and the head counts a pair reported aft
 LONG_SHARE = 0.02
 """Share of the pauses of a program that are longer than the keep-alive time."""
 AGREE, SHRINK = "agree", "shrink"
-CUTS, PARTINGS, LOST = (
+CUTS, PARTINGS, LOST, GATHERED = (
     "short cuts of links",
     "cuts for good",
     "ranks given up",
+    "epochs with messages gathered by host",
 )
 
 
+@dataclass(frozen=True)
 class _Rendezvous(Rendezvous):
-    """The rendezvous of a simulated run."""
+    """The rendezvous of a simulated run, on a host."""
+
+    host: int = 0
 
     def own_address(self) -> str:
-        return "simulated"
+        return f"host {self.host}"
 
 
 class Process:
@@ -142,8 +147,9 @@ class SimulatedLinks(LinkTransport):
 
     def __init__(self, cluster: LinkCluster, process: Process) -> None:
         self._cluster, self._process = cluster, process
-        self._entered, self.lent_bytes = not process.life, cluster.faults.lent_bytes
-        rendezvous = _Rendezvous(RUN, SECRET, ("head", 0), cluster.faults.keep_alive)
+        self._entered, faults = not process.life, cluster.faults
+        self.lent_bytes, self.least_ranks = faults.lent_bytes, faults.least_ranks
+        rendezvous = _Rendezvous(RUN, SECRET, ("head", 0), faults.keep_alive, process.host)
         machine = Machine(
             partial(_carrier, cluster, process),
             partial(SimulatedSocket, cluster, process),
@@ -174,6 +180,10 @@ class SimulatedLinks(LinkTransport):
     def close(self) -> None:
         self._cluster.closes(self.rank)
         super().close()
+
+    def _begin_epoch(self) -> None:
+        super()._begin_epoch()
+        self._cluster.mix[GATHERED] += bool(self._routes.far) and self.rank == min(self.live)
 
     def _die(self) -> NoReturn:
         self._cluster.gives_up(self.rank, "is fenced")

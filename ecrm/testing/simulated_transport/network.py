@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, Protocol
 
 from ecrm.testing.simulated_transport.virtual_time import VirtualTime
+from ecrm.transport.by_host import LEAST_RANKS
 
 HEAD = -1
 """In the place of a host: the machine of the head."""
@@ -40,6 +41,7 @@ class LinkFaults:
     - `partings`: most cuts for good.
     - `silent`: chance that nobody tells of a rank's death.
     - `computes`: chance that a phase of a program takes time.
+    - `least_ranks`: ranks of two hosts from which on their messages are gathered.
     """
 
     keep_alive: float = 1.0
@@ -56,6 +58,7 @@ class LinkFaults:
     partings: int = 0
     silent: float = 0.0
     computes: float = 0.0
+    least_ranks: int = LEAST_RANKS
 
     @staticmethod
     def drawn(random: Random) -> LinkFaults:
@@ -75,6 +78,7 @@ class LinkFaults:
             partings=random.choice((0, 1, 2)),
             silent=random.choice((0.0, 0.3, 1.0)),
             computes=random.choice((0.0, 0.1, 0.5)),
+            least_ranks=random.choice((1, 2, LEAST_RANKS)),
         )
 
 
