@@ -28,6 +28,8 @@ from ecrm.run.session_folders import has_ended, newest_session
 FIRST_PAUSE = 2.0
 LONGEST_PAUSE = 600.0
 LOOK_SECONDS = 0.5
+END_SECONDS = 1.0
+"""The longest wait for the end of a join that was killed."""
 Process = Any
 """A started command: has `poll` as subprocess.Popen."""
 
@@ -175,4 +177,6 @@ def rejoining(
         for process in [*joins.running.values(), *joins.left]:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            # a starter of another user, as under sudo, ends by itself with the run
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
