@@ -60,14 +60,25 @@ class JoinFile:
 
     @staticmethod
     def read(run_dir: Path) -> JoinFile:
-        """The file of a run. Raises UsageError without a file."""
-        fields = read_json(run_dir / FILE)
+        """The file of a run. Raises UsageError without a file, and for one of another version."""
+        path = run_dir / FILE
+        fields = read_json(path)
+        if not fields and os.path.exists(path):
+            raise UsageError(
+                f"{path} cannot be read", otherwise="type ecrm join as the user of the launch"
+            )
         if not fields:
             raise UsageError(
                 f"{run_dir}: no run over several hosts that ranks can join",
                 otherwise="name the run folder of an `ecrm launch --hosts` that is training",
             )
-        return JoinFile(**fields)
+        try:
+            return JoinFile(**fields)
+        except TypeError:
+            raise UsageError(
+                f"{path} is of another version of ecrm",
+                otherwise="install the version of the run on this host, and join again",
+            ) from None
 
     @property
     def starter(self) -> str:
@@ -141,11 +152,15 @@ def link_transport(text: str, life: str) -> LinkTransport:
 
 
 def write_join_file(run_dir: Path | None, transport: Transport, hosts: list[str]) -> None:
-    """Write the file for processes that join; nothing for a run on one host.
+    """Write the file for processes that join; a run on one host removes the file of a run before.
 
     `hosts` has the host of each rank. A line tells of an error of the system: no rank joins then.
     """
-    if run_dir is None or not _rendezvous:
+    if run_dir is None:
+        return
+    if not _rendezvous:
+        with contextlib.suppress(OSError):
+            (run_dir / FILE).unlink(missing_ok=True)
         return
     variables = {
         name: value

@@ -58,6 +58,19 @@ def test_a_folder_without_a_run_to_join_is_refused(tmp_path, capsys):
     assert "no run over several hosts that ranks can join" in said and "--hosts" in said
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", f"{FILE} cannot be read: type ecrm join as the user of the launch"),
+        ('{"links": ""}', f"{FILE} is of another version of ecrm: install the version of the run"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_is_refused(run_dir, content, said, capsys):
+    (run_dir / FILE).write_text(content)
+    assert main(["join", str(run_dir), "--host", "node2"]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_only_the_owner_can_read_the_file_and_it_has_what_a_rank_needs(tmp_path, monkeypatch):
     monkeypatch.setattr(joining, "_rendezvous", ["the rendezvous"])
     monkeypatch.setenv("ECRM_HOST", "node1")
@@ -78,7 +91,10 @@ def test_only_the_owner_can_read_the_file_and_it_has_what_a_rank_needs(tmp_path,
 
 
 def test_a_run_on_one_host_has_no_such_file(tmp_path, monkeypatch):
+    """Nor the file of a run before, by whose word a further launch would name `ecrm join`."""
     monkeypatch.setattr(joining, "_rendezvous", [])
+    write_join_file(tmp_path, Alone(), HOSTS)
+    (tmp_path / FILE).write_text("{}")
     write_join_file(tmp_path, Alone(), HOSTS)
     assert list(tmp_path.iterdir()) == []
 
