@@ -13,7 +13,6 @@ import threading
 import time
 from pathlib import Path
 
-from ecrm.transport import by_host
 from ecrm.transport.base import Transport
 from ecrm.transport.links import LinkTransport
 from ecrm.transport.membership import Head
@@ -94,7 +93,7 @@ def transport_here() -> Transport:
         return MpiTransport()
     rank, ranks, text = os.environ[JOIN].split(" ", 2)
     if (hosts := int(os.environ[HOSTS])) > 0:
-        by_host.LEAST_RANKS = 1
+        LinkTransport.least_ranks = 1
         Rendezvous.own_address = lambda _: f"127.0.0.{2 + int(rank) % hosts}"  # type: ignore[method-assign]
     transport = LinkTransport(int(rank), int(ranks), Rendezvous.of_text(text))
     if pause := float(os.environ[CUTS]):
