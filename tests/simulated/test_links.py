@@ -43,7 +43,7 @@ def test_schedules_over_links_finish_with_the_oracles_bits(seeds):
         assert totals.mix["dead ranks that come back"] > each / 5
 
 
-DEFECT_SEEDS = 12
+DEFECT_SEEDS = 40
 """Schedules within which a defect is found."""
 QUICK = (
     "the head is less patient than the lease",
