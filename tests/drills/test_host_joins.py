@@ -304,7 +304,9 @@ def assert_saved_as_alone(script):
     """The models saved by a disturbed run of a script are those of a process that trains alone."""
     files = [Path(word).with_suffix(".safetensors") for word in script[2:]]
     saved = [file.read_bytes() for file in files]
-    done = subprocess.run([sys.executable, *script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *script], capture_output=True, text=True, timeout=2 * RUN_SECONDS
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert saved == [file.read_bytes() for file in files]
 
