@@ -149,7 +149,7 @@ def _begun(
         lambda: None,
         lambda summary, why_not_kept: told(summary),
     )
-    part = ScriptPart(run, run_folder, None, lambda place: None, words, wanted.make_dense)
+    part = ScriptPart(run, run_folder, None, lambda place: None, words)
     return part, Started(run)
 
 
