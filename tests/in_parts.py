@@ -5,6 +5,7 @@ conftest.py marks tests by their folder. All arguments go to pytest in every par
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,9 +21,12 @@ def without(*folders: str) -> list[str]:
 BESIDE = "tests of processes"
 """The part that runs beside the first part, and prints its output after the first part."""
 
+MOST_AT_ONCE = str(1 + len(os.sched_getaffinity(0)))
+"""Of tests that mostly compute: one a core, and one while others wait for files and children."""
+
 PARTS = {
     "tests of unit and simulated": [
-        *("-n", "auto", "-m", "parallel and not drill"),
+        *("-n", MOST_AT_ONCE, "-m", "parallel and not drill"),
         *without("processes", "mpi", "drills"),
     ],
     BESIDE: [

@@ -169,7 +169,7 @@ def test_start(committed_results, benchmark_data, tmp_path, capsys):
 def test_thousand(committed_results, tmp_path, capsys):
     program("bench_thousand").main(["--smoke", "--csv", str(tmp_path / "thousand.csv")])
     lines = measured(tmp_path / "thousand.csv")
-    assert [line["case"] for line in lines] == ["messages", "ledger", "plan", "digest"] * 2
+    assert [line["case"] for line in lines] == ["messages", "shard", "ledger", "plan", "digest"] * 2
     assert all(float(line["cpu_ms"]) > 0 and int(line["amount"]) > 0 for line in lines)
     ledger = next(line for line in lines if line["case"] == "ledger")
     assert 19 * 100 < int(ledger["amount"]) < 19 * 1000
