@@ -22,8 +22,12 @@ def results(folder: Path) -> dict[int, dict]:
 
 @pytest.mark.parametrize(
     ("cut_every", "gathered"),
-    [(0.0, 0), (0.05, 0), (0.0, 2), (0.05, 3)],
-    ids=["calm", "cut", "gathered", "gathered-cut"],
+    [
+        pytest.param(0.0, 0, id="calm"),
+        pytest.param(0.05, 0, id="cut", marks=pytest.mark.drill),
+        pytest.param(0.0, 2, id="gathered", marks=pytest.mark.drill),
+        pytest.param(0.05, 3, id="gathered-cut"),
+    ],
 )
 def test_contract_holds_on_links(tmp_path: Path, cut_every: float, gathered: int) -> None:
     ranks = LinkRanks(
@@ -50,8 +54,12 @@ def test_contract_holds_on_links(tmp_path: Path, cut_every: float, gathered: int
 
 @pytest.mark.parametrize(
     ("cut_every", "gathered"),
-    [(0.0, 0), (0.02, 0), (0.0, 2), (0.02, 3)],
-    ids=["calm", "cut", "gathered", "gathered-cut"],
+    [
+        pytest.param(0.0, 0, id="calm", marks=pytest.mark.drill),
+        pytest.param(0.02, 0, id="cut"),
+        pytest.param(0.0, 2, id="gathered", marks=pytest.mark.drill),
+        pytest.param(0.02, 3, id="gathered-cut"),
+    ],
 )
 def test_ranks_killed_at_random_instants_on_links(
     tmp_path: Path, cut_every: float, gathered: int
