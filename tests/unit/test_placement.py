@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import time
 from collections import Counter
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from ecrm.placement.view import View, conflicts, failures_left, keeps_apart, mar
 from ecrm.placement.view_change import plan_recovery
 from ecrm.testing.simulate.promise import Circle, Violation
 from ecrm.testing.simulate.role_checks import check_apart, check_spares_first
+from support.cpu_time import least_cpu_seconds
 
 SHAPES = [
     (3, 2, 1),
@@ -440,9 +440,8 @@ def test_the_loss_of_a_host_of_72_ranks_out_of_14_is_planned_at_once():
     domains = [rank % 14 for rank in range(shape.shards)]
     view = initial_view("colocated", shape, shape.shards, 0, shape.shards, 3, domains)
     lost = [rank for rank in view.live if domains[rank] == 3]
-    began = time.process_time()
+    assert least_cpu_seconds(lambda: plan_recovery(view, lost, shape, 3)) < 0.5
     after = plan_recovery(view, lost, shape, 3)
-    assert time.process_time() - began < 0.5
     assert not set(after.shards) & set(lost) and not set(after.slots) & set(lost)
     assert failures_left(after, shape) == 1
     assert max(Counter(after.shards).values()) == 2
