@@ -10,9 +10,9 @@ constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
 // Sums `lanes` lanes of every row, from column `first` on: zeros plus the values of the row's uses
 // in order, or times their weights, divided, rounded to bfloat16 if wanted, and written once.
-// `lanes` and `weighted` are constants, so the sums stay in registers.
+// `lanes`, `weighted` and `bfloat16` are constants, so the sums stay in registers.
 ECRM_INLINE Magnitudes sum_lanes(const Sums& s, int64_t first, int lanes, bool streamed,
-                                 bool weighted, Magnitudes largest) {
+                                 bool weighted, bool bfloat16, Magnitudes largest) {
   const int32_t last = s.starts[s.rows] - 1;
   for (int64_t row = 0; row < s.rows; ++row) {
     Floats sum[kMostLanes] = {};
@@ -30,7 +30,7 @@ ECRM_INLINE Magnitudes sum_lanes(const Sums& s, int64_t first, int lanes, bool s
     float* to = s.out + row * s.out_stride + first;
     for (int lane = 0; lane < lanes; ++lane) {
       Floats quotient = sum[lane] / s.divisor;
-      if (s.bfloat16 != 0) quotient = floats_to_bfloat16(quotient);
+      if (bfloat16) quotient = floats_to_bfloat16(quotient);
       const Magnitudes bits = (Magnitudes)quotient & kMagnitude;
       largest = bits > largest ? bits : largest;
       if (streamed) {
@@ -66,26 +66,35 @@ static bool sum_rest(const Sums& s, int64_t first) {
   return largest < kInfinity;
 }
 
-ECRM_INLINE bool sum_columns(const Sums& s, bool streamed, bool weighted) {
+ECRM_INLINE bool sum_columns(const Sums& s, bool streamed, bool weighted, bool bfloat16) {
   Magnitudes largest = {};
   int64_t first = 0;
   for (; first + kMostLanes * kFloats <= s.dimension; first += kMostLanes * kFloats)
-    largest = sum_lanes(s, first, 8, streamed, weighted, largest);
+    largest = sum_lanes(s, first, 8, streamed, weighted, bfloat16, largest);
   if (first + 4 * kFloats <= s.dimension) {
-    largest = sum_lanes(s, first, 4, streamed, weighted, largest);
+    largest = sum_lanes(s, first, 4, streamed, weighted, bfloat16, largest);
     first += 4 * kFloats;
   }
   if (first + 2 * kFloats <= s.dimension) {
-    largest = sum_lanes(s, first, 2, streamed, weighted, largest);
+    largest = sum_lanes(s, first, 2, streamed, weighted, bfloat16, largest);
     first += 2 * kFloats;
   }
   if (first + kFloats <= s.dimension) {
-    largest = sum_lanes(s, first, 1, streamed, weighted, largest);
+    largest = sum_lanes(s, first, 1, streamed, weighted, bfloat16, largest);
     first += kFloats;
   }
   bool finite = first == s.dimension || sum_rest(s, first);
   for (int64_t lane = 0; lane < kFloats; ++lane) finite &= largest[lane] < kInfinity;
   return finite;
+}
+
+template <bool streamed>
+static bool sum_as(const Sums& s) {
+  if (s.bfloat16 != 0)
+    return s.weights != nullptr ? sum_columns(s, streamed, true, true)
+                                : sum_columns(s, streamed, false, true);
+  return s.weights != nullptr ? sum_columns(s, streamed, true, false)
+                              : sum_columns(s, streamed, false, false);
 }
 
 // Returns whether all quotients are finite.
@@ -94,10 +103,8 @@ static bool segment_sum(const Sums& given) {
   const int64_t bytes = 4 * kFloats;
   const bool aligned = reinterpret_cast<uintptr_t>(s.out) % bytes == 0 &&
                        s.out_stride * 4 % bytes == 0;
-  const bool weighted = s.weights != nullptr;
-  if (!aligned || s.rows * s.dimension * 4 < kStreamedBytes)
-    return weighted ? sum_columns(s, false, true) : sum_columns(s, false, false);
-  const bool finite = weighted ? sum_columns(s, true, true) : sum_columns(s, true, false);
+  if (!aligned || s.rows * s.dimension * 4 < kStreamedBytes) return sum_as<false>(s);
+  const bool finite = sum_as<true>(s);
   stream_end();
   return finite;
 }
