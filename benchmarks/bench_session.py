@@ -1,32 +1,31 @@
-"""A session beside the recipe of a config, and beside TorchRec's DistributedModelParallel.
+"""A session beside TorchRec's DistributedModelParallel, and beside ECRM's former trainer.
 
-    python benchmarks/bench_session.py --rounds 1   # one round, about 12 minutes on 2 cores
+    python benchmarks/bench_session.py --rounds 1   # one round, about 20 minutes on 2 cores
     python benchmarks/bench_session.py              # 3 rounds
+    python benchmarks/bench_session.py --former DIR # also a checkout of before, installed there
     python benchmarks/bench_session.py --smoke      # tiny, to a temporary file; what the tests run
 
 All train one model, DLRM, with the same tables, slots, samples and initial values:
-  session           benchmarks/session_dlrm.py under `ecrm launch`: TorchRec's own DLRM
-  session-parts     the same, without the copy of all pooled rows that DLRM's SparseArch makes
-  session-dot       the same with `ecrm.nn.DotInteraction` in the place of DLRM's InteractionArch
-  trainer           the recipe by `ecrm launch CONFIG`, with ECRM's kernel for the interaction
-  trainer-kernel    the same, beside session-dot: both have one kernel
-  trainer-torchrec  the same with model.dense_arch=torchrec: the modules that session-parts trains
-  torchrec-*        TorchRec DistributedModelParallel over gloo (benchmarks/peer_torchrec.py), with
-                    and without its own pipelining; its slower plans are left to bench_step.py
+  session        benchmarks/session_dlrm.py under `ecrm launch`: TorchRec's own DLRM
+  session-dot    the same with `ecrm.nn.DotInteraction` in the place of DLRM's InteractionArch
+  torchrec-*     TorchRec DistributedModelParallel over gloo (benchmarks/peer_torchrec.py), with and
+                 without its own pipelining; its slower plans are left to bench_step.py
+  trainer-0.2.0  `ecrm launch CONFIG` of another checkout: up to version 0.2.0 a trainer without a
+                 session, with ECRM's kernel for the interaction
 
-Session and recipe have the same protection, erasure with m=1 and a commit every step. TorchRec has
-none. Each has as many processes, which are server and trainer in one.
+Sessions and trainer have the same protection, erasure with m=1 and a commit every step. TorchRec
+has none. Each has as many processes, which are server and trainer in one.
 
-A session is interleaved with others (lib/interleaved.py): session-parts with the recipe,
-session-dot with it, then session with TorchRec, with one id per bag, and then with 20. A sample's
-bag of 20 has the ids of as many successive rows of the data. Samples per second are the global
-batch over the mean step of a turn, and the median of the turns. Ratios are of neighbouring turns,
-then their median.
+A session is interleaved with others (lib/interleaved.py): each with TorchRec, with one id per bag
+and with 20, and session-dot with the trainer. A sample's bag of 20 has the ids of as many
+successive rows of the data. Samples per second are the global batch over the mean step of a turn,
+and the median of the turns. Ratios are of neighbouring turns: their median, and their percentiles
+20 and 80.
 
 The mean loss of the first 10 steps is in the CSV: it shows that all train the same. Memory is
 treated alike, as in bench_step.py; three runs at once need 16 GB. Writes
-benchmarks/results/session.csv. With --regime or --beside, it keeps what that file says of the
-others.
+benchmarks/results/session.csv. With --regime, --session or --former, it keeps what that file says
+of the others.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -66,8 +65,7 @@ FIRST = TELLS_OFTEN["train.log_every_steps"]
 LEARNING_RATE = 0.05
 """Of rows that are alone in their bag: sums of 20 move as far with a twentieth of it."""
 
-TRAINERS = ("trainer", "trainer-torchrec")
-KERNEL = "trainer-kernel"
+FORMER = "trainer-0.2.0"
 PEERS = ("torchrec-planner", "torchrec-planner-pipelined")
 
 
@@ -79,11 +77,14 @@ class Case:
     """
 
     session: str
-    beside: str
     ids_per_bag: int
     others: tuple[str, ...]
     turns: int
     turn_steps: int
+
+    @property
+    def beside(self) -> str:
+        return FORMER if FORMER in self.others else "torchrec"
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,11 @@ class Size:
 FULL = Size(
     rounds=3,
     cases=(
-        Case("session-parts", "trainer", 1, TRAINERS, turns=10, turn_steps=12),
-        Case("session-dot", "kernel", 1, (KERNEL,), turns=10, turn_steps=12),
-        Case("session", "torchrec", 1, PEERS, turns=5, turn_steps=8),
-        Case("session", "torchrec", 20, PEERS, turns=5, turn_steps=6),
+        Case("session", 1, PEERS, turns=8, turn_steps=8),
+        Case("session", 20, PEERS, turns=8, turn_steps=6),
+        Case("session-dot", 1, PEERS, turns=8, turn_steps=8),
+        Case("session-dot", 20, PEERS, turns=8, turn_steps=6),
+        Case("session-dot", 1, (FORMER,), turns=10, turn_steps=12),
     ),
     rows=500_000,
     ranks=5,
@@ -131,9 +133,9 @@ FULL = Size(
 SMOKE = Size(
     rounds=1,
     cases=(
-        Case("session-parts", "trainer", 1, ("trainer-torchrec",), turns=2, turn_steps=16),
-        Case("session-dot", "kernel", 1, (KERNEL,), turns=2, turn_steps=16),
-        Case("session", "torchrec", 20, ("torchrec-planner-pipelined",), turns=2, turn_steps=16),
+        Case("session", 20, ("torchrec-planner-pipelined",), turns=2, turn_steps=16),
+        Case("session-dot", 1, ("torchrec-planner",), turns=2, turn_steps=16),
+        Case("session-dot", 1, (FORMER,), turns=2, turn_steps=16),
     ),
     rows=12_000,
     ranks=2,
@@ -177,17 +179,27 @@ def not_decided(sets: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def program(name: str, folder: Path, sets: Mapping[str, Any], ids_per_bag: int) -> Program:
-    """A contender, endless."""
+def former(checkout: Path, folder: Path, sets: Mapping[str, Any]) -> Program:
+    """The quickstart by `ecrm launch` of another checkout, in the environment in its .venv."""
+    own = built_in(folder, sets)
+    # there, not here: Python looks for modules in the working directory first
+    there = ["env", "-C", str(checkout), str(checkout / ".venv" / "bin" / "python")]
+    return replace(own, words=[*there, *own.words[1:]])
+
+
+def program(
+    name: str, folder: Path, sets: Mapping[str, Any], ids_per_bag: int, checkout: Path | None
+) -> Program:
+    """A contender, endless; `checkout` is where the former trainer is."""
     bags = ["--ids-per-bag", str(ids_per_bag)]
     if name.startswith("session"):
         bags += [f"--{name.removeprefix('session-')}"] if name != "session" else []
         own = ["quickstart", *measure.set_words({**sets, "train.steps": ENDLESS}), *bags]
         outer = measure.set_words({**not_decided(sets), **TELLS_OFTEN})
         return launched([str(SCRIPT), *outer], folder, own)
-    if name in (*TRAINERS, KERNEL):
-        arch = {"model.dense_arch": "torchrec"} if name == "trainer-torchrec" else {}
-        return built_in(folder, {**sets, **arch})
+    if name == FORMER:
+        assert checkout, "a case with the former trainer has its checkout"
+        return former(checkout, folder, sets)
     sets = {**sets, "train.steps": ENDLESS}
     words = peer_words(name, sets, folder / "result.json", [*bags, "--tell", str(folder)])
     return Program(words, ToldSteps(folder).finished, ENVIRONMENT)
@@ -204,35 +216,40 @@ def first_loss(name: str, folder: Path) -> float:
 
 
 def measured(
-    folder: Path, case: Case, sets: Mapping[str, Any], size: Size, order: random.Random
+    folder: Path,
+    case: Case,
+    sets: Mapping[str, Any],
+    size: Size,
+    order: random.Random,
+    checkout: Path | None,
 ) -> list[dict[str, Any]]:
     """Rows of the CSV, one of each contender of a case, from one start of each."""
     names = order.sample((case.session, *case.others), 1 + len(case.others))
     seconds = interleave(
-        {name: program(name, folder / name, sets, case.ids_per_bag) for name in names},
+        {name: program(name, folder / name, sets, case.ids_per_bag, checkout) for name in names},
         size.warm_steps,
         case.turns,
         several_steps(case.turn_steps),
     )
-    return [
-        {
-            "contender": name,
-            "ranks": size.ranks,
-            "global_batch": sets["train.global_batch"],
-            "turns": len(mine),
-            "step_ms": round(1e3 * statistics.median(mine), 2),
-            "samples_per_second": round(sets["train.global_batch"] / statistics.median(mine)),
-            "session_over_this": round(
-                statistics.median(
-                    this / session
-                    for this, session in zip(mine, seconds[case.session], strict=True)
-                ),
-                4,
-            ),
-            "first_logloss": round(first_loss(name, folder / name), 6),
-        }
-        for name, mine in sorted(seconds.items(), key=lambda of: of[0] != case.session)
-    ]
+    rows = []
+    for name, mine in sorted(seconds.items(), key=lambda of: of[0] != case.session):
+        ratios = [this / own for this, own in zip(mine, seconds[case.session], strict=True)]
+        p20, *_, p80 = statistics.quantiles(ratios, n=5, method="inclusive")
+        rows.append(
+            {
+                "contender": name,
+                "ranks": size.ranks,
+                "global_batch": sets["train.global_batch"],
+                "turns": len(mine),
+                "step_ms": round(1e3 * statistics.median(mine), 2),
+                "samples_per_second": round(sets["train.global_batch"] / statistics.median(mine)),
+                "session_over_this": round(statistics.median(ratios), 4),
+                "session_over_this_p20": round(p20, 4),
+                "session_over_this_p80": round(p80, 4),
+                "first_logloss": round(first_loss(name, folder / name), 6),
+            }
+        )
+    return rows
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -242,7 +259,8 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rounds", type=int, help=f"default {FULL.rounds}")
     parser.add_argument("--regime", choices=FULL.regimes, action="append", help="default: all")
-    parser.add_argument("--beside", choices=("trainer", "kernel", "torchrec"), help="default: all")
+    parser.add_argument("--session", choices=("session", "session-dot"), help="default: both")
+    parser.add_argument("--former", type=Path, help="another checkout, with a .venv: its trainer")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
     parser.add_argument("--output", type=Path, help="the CSV; default: results/session.csv")
@@ -252,14 +270,25 @@ def main(words: Sequence[str] | None = None) -> None:
     regimes = arguments.regime or size.regimes
     if missing := [regime for regime in regimes if regime not in size.regimes]:
         parser.error(f"--smoke is {', '.join(size.regimes)} only, not {', '.join(missing)}")
-    cases = [case for case in size.cases if arguments.beside in (None, case.beside)]
-    kinds = {case.beside for case in cases}
+    cases = [
+        case
+        for case in size.cases
+        if arguments.session in (None, case.session)
+        and (FORMER not in case.others or arguments.former)
+    ]
+    checkout = arguments.former and arguments.former.resolve()
+    replaced = {
+        (regime, case.session, case.beside, str(case.ids_per_bag))
+        for regime in regimes
+        for case in cases
+    }
+    key = ("regime", "session", "beside", "ids_per_bag")
     about = {**measure.device(), "torchrec": version("torchrec")}
     try:
         rows = [
             row
             for row in tables.read_rows(target) or ()
-            if not (row["regime"] in regimes and row["beside"] in kinds)
+            if tuple(row[name] for name in key) not in replaced
         ]
     except tables.TableError as error:
         sys.exit(str(error))
@@ -273,6 +302,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 for case in cases:
                     place = {
                         "regime": regime,
+                        "session": case.session,
                         "beside": case.beside,
                         "ids_per_bag": case.ids_per_bag,
                         "round": number,
@@ -280,7 +310,7 @@ def main(words: Sequence[str] | None = None) -> None:
                     folder = Path(scratch) / "-".join(map(str, place.values()))
                     sets = settings(regime, data, case.ids_per_bag, size)
                     try:
-                        found = measured(folder, case, sets, size, order)
+                        found = measured(folder, case, sets, size, order, checkout)
                     except (RunFailed, ValueError) as error:
                         sys.exit(str(error))
                     for row in found:
@@ -292,12 +322,12 @@ def main(words: Sequence[str] | None = None) -> None:
                             flush=True,
                         )
                     measure.write_csv(target, rows)
-    for regime, ids_per_bag, other, bar in SESSION_BARS:
-        if ratios := session_ratios(rows, regime, ids_per_bag, other):
+    for regime, ids_per_bag, session, other, bar in SESSION_BARS:
+        if ratios := session_ratios(rows, regime, ids_per_bag, session, other):
+            lows, medians, highs = zip(*ratios, strict=True)
             print(
-                f"{regime:>15} bags of {ids_per_bag:>2} a session / {other}: "
-                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
-                f"bar {bar}"
+                f"{regime:>15} bags of {ids_per_bag:>2} {session} / {other}: "
+                f"{statistics.median(medians):.3f} ({min(lows):.3f} to {max(highs):.3f}), bar {bar}"
             )
     print(f"written to {target}")
 

@@ -1,15 +1,14 @@
 """The session of bench_session.py: an ordinary script that trains TorchRec's DLRM.
 
     ecrm launch benchmarks/session_dlrm.py ... -- CONFIG [--set a.b=c] [--ids-per-bag 20]
-                                                         [--parts | --dot]
+                                                         [--dot]
 
 Reads the same config as the recipe and the TorchRec peer (data, model, batch, optimizers,
 steps, slots), and trains the same model from the same values on the same batches. The session
 itself is run with the options of `ecrm launch`.
 
-DLRM's SparseArch copies all pooled rows once more. With --parts, the script calls the other modules
-of the model itself, on pooled rows as they come. The recipe has the same modules. With
---dot, the script gives the ids to `ecrm.nn.DotInteraction`, and no rows are pooled.
+With --dot, the script gives the ids to `ecrm.nn.DotInteraction`. DLRM's SparseArch would copy all
+pooled rows once more. With one id a bag no rows are pooled.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ parser = argparse.ArgumentParser()
 parser.add_argument("config")
 parser.add_argument("--set", action="append", default=[])
 parser.add_argument("--ids-per-bag", type=int, default=1)
-parser.add_argument("--parts", action="store_true", help="without the copy of SparseArch")
 parser.add_argument("--dot", action="store_true", help="with ecrm.nn.DotInteraction")
 typed = parser.parse_args()
 config = load_config(typed.config, typed.set)
@@ -44,11 +42,7 @@ def logits_of(batch: Batch) -> Tensor:
     dense, bags = batch.dense_features, batch.sparse_features
     if typed.dot:
         return model.over_arch(cross(model.dense_arch(dense), bags))
-    if not typed.parts:
-        return model(dense, bags)
-    pooled = model.sparse_arch.embedding_bag_collection(bags).values()
-    pooled = pooled.view(len(dense), -1, config.model.embedding_dim)
-    return model.over_arch(model.inter_arch(model.dense_arch(dense), pooled))
+    return model(dense, bags)
 
 
 session = ecrm.Session(

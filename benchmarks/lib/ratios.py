@@ -24,16 +24,18 @@ STEP_FORMER = {"none-fbgemm"}
 """Contenders of step.csv that bench_step.py had once; tables and pictures leave their rows out."""
 
 SESSION_BARS = [
-    (regime, ids_per_bag, other, bar)
-    for regime in ("dense-heavy", "embedding-heavy")
-    for ids_per_bag, other, bar in (
-        (1, "trainer-torchrec", 0.97),
-        (1, "trainer-kernel", 0.97),
-        (1, "torchrec", 1.0),
-        (20, "torchrec", 1.0),
-    )
+    ("dense-heavy", 1, "session", "torchrec", 1.3),
+    ("dense-heavy", 20, "session", "torchrec", 1.2),
+    ("dense-heavy", 1, "session-dot", "torchrec", 1.3),
+    ("dense-heavy", 20, "session-dot", "torchrec", 1.2),
+    ("dense-heavy", 1, "session-dot", "trainer-0.2.0", 0.98),
+    ("embedding-heavy", 1, "session", "torchrec", 2.2),
+    ("embedding-heavy", 20, "session", "torchrec", 1.3),
+    ("embedding-heavy", 1, "session-dot", "torchrec", 2.2),
+    ("embedding-heavy", 20, "session-dot", "torchrec", 1.3),
+    ("embedding-heavy", 1, "session-dot", "trainer-0.2.0", 0.98),
 ]
-"""(regime, ids per bag, the other, least samples/s of a session over the other's).
+"""(regime, ids per bag, a session, the other, least samples/s of the session over the other's).
 
 torchrec is the fastest of its plans in that round.
 """
@@ -80,16 +82,27 @@ def step_ratios(rows: Sequence[Row], regime: str, one: str, other: str) -> list[
     return found
 
 
-def session_ratios(rows: Sequence[Row], regime: str, ids_per_bag: int, other: str) -> list[float]:
-    """Samples per second of a session over those of the other, by round of session.csv."""
-    rounds: dict[str, list[float]] = {}
+def session_ratios(
+    rows: Sequence[Row], regime: str, ids_per_bag: int, session: str, other: str
+) -> list[tuple[float, float, float]]:
+    """Samples per second of a session over those of the other, by round of session.csv.
+
+    Each is the 20th percentile, the median and the 80th percentile over the turns of the round.
+    """
+    rounds: dict[str, list[Row]] = {}
     for row in rows:
         name = row["contender"]
-        if (row["regime"], int(row["ids_per_bag"])) == (regime, ids_per_bag) and (
-            name == other or (other == "torchrec" and name.startswith("torchrec-"))
-        ):
-            rounds.setdefault(str(row["round"]), []).append(float(row["session_over_this"]))
-    return [min(found) for found in rounds.values()]
+        if (row["regime"], int(row["ids_per_bag"]), row["session"]) == (
+            regime,
+            ids_per_bag,
+            session,
+        ) and (name == other or (other == "torchrec" and name.startswith("torchrec-"))):
+            rounds.setdefault(str(row["round"]), []).append(row)
+    fastest = [
+        min(found, key=lambda row: float(row["session_over_this"])) for found in rounds.values()
+    ]
+    fields = ("session_over_this_p20", "session_over_this", "session_over_this_p80")
+    return [tuple(float(row[field]) for field in fields) for row in fastest]
 
 
 def scaling_ratios(rows: Sequence[Row], series: str) -> dict[int, list[float]]:

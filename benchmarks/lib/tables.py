@@ -127,7 +127,9 @@ def rebuild_pace(rows: Sequence[Row]) -> list[str]:
                 spread(numbers(mine, "kept"), 2),
                 spread(numbers(mine, "step_ms"), 1),
             )
-            for (servers, k, pace), mine in groups(rows, "servers", "k", "pace").items()
+            for (servers, k, _, pace), mine in groups(
+                rows, "servers", "k", "trainers", "pace"
+            ).items()
         ),
     )
 
@@ -596,8 +598,8 @@ def step_bars(rows: Sequence[Row]) -> list[str]:
 def session(rows: Sequence[Row]) -> list[str]:
     """Milliseconds a step and samples per second of a session and of what took turns with it."""
     lines = []
-    for (regime, bag, _, contender), mine in groups(
-        rows, "regime", "ids_per_bag", "beside", "contender"
+    for (regime, bag, session, _, contender), mine in groups(
+        rows, "regime", "ids_per_bag", "session", "beside", "contender"
     ).items():
         ratio = numbers(mine, "session_over_this")
         lines.append(
@@ -607,7 +609,7 @@ def session(rows: Sequence[Row]) -> list[str]:
                 contender,
                 spread(numbers(mine, "step_ms"), 1),
                 spread(numbers(mine, "samples_per_second")),
-                "" if contender.startswith("session") else spread(ratio, 3),
+                "" if contender == session else spread(ratio, 3),
             )
         )
     return markdown(
@@ -625,14 +627,22 @@ def session(rows: Sequence[Row]) -> list[str]:
 
 def session_bars(rows: Sequence[Row]) -> list[str]:
     """Samples per second of a session over another's in turns beside its own, and the bar."""
-    found = [(*entry, session_ratios(rows, *entry[:3])) for entry in SESSION_BARS]
+    lines = []
+    for regime, ids_per_bag, session, other, bar in SESSION_BARS:
+        if ratios := session_ratios(rows, regime, ids_per_bag, session, other):
+            lows, medians, highs = zip(*ratios, strict=True)
+            between = f"{statistics.median(medians):.2f} ({min(lows):.2f} to {max(highs):.2f})"
+            lines.append((regime, str(ids_per_bag), session, other, between, f"{bar:.2f}"))
     return markdown(
-        ("regime", "ids per bag", "a session's samples/s / those of", "ratio", "at least"),
         (
-            (regime, str(ids_per_bag), other, spread(values, 3), f"{bar:.2f}")
-            for regime, ids_per_bag, other, bar, values in found
-            if values
+            "regime",
+            "ids per bag",
+            "samples/s of",
+            "divided by those of",
+            "ratio: median (p20 to p80)",
+            "at least",
         ),
+        lines,
     )
 
 

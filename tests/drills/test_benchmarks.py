@@ -49,27 +49,24 @@ def test_session(committed_results, benchmark_data, tmp_path, capsys):
     benchmark = program("bench_session")
     target = tmp_path / "session.csv"
     benchmark.main(["--smoke", "--data", str(benchmark_data), "--output", str(target)])
-    found = {(line["beside"], line["contender"]): line for line in measured(target)}
+    found = {(line["session"], line["contender"]): line for line in measured(target)}
     assert list(found) == [
-        ("trainer", "session-parts"),
-        ("trainer", "trainer-torchrec"),
-        ("kernel", "session-dot"),
-        ("kernel", "trainer-kernel"),
-        ("torchrec", "session"),
-        ("torchrec", "torchrec-planner-pipelined"),
+        ("session", "session"),
+        ("session", "torchrec-planner-pipelined"),
+        ("session-dot", "session-dot"),
+        ("session-dot", "torchrec-planner"),
     ]
     assert all(float(line["samples_per_second"]) > 0 for line in found.values())
-    for beside, contender in found:
-        session = {"trainer": "session-parts", "kernel": "session-dot"}.get(beside, "session")
-        mine, line = found[beside, session], found[beside, contender]
+    for session, contender in found:
+        mine, line = found[session, session], found[session, contender]
         ratio = float(line["session_over_this"])
         assert ratio == 1 if contender == session else 0.05 < ratio < 20
         # Same batches, initial values and optimizers; some only round differently.
         losses = [float(each["first_logloss"]) for each in (mine, line)]
         assert 0.1 < losses[0] < 1 and abs(losses[0] - losses[1]) < 2e-5
-    one_id, bags = found["trainer", "session-parts"], found["torchrec", "session"]
+    one_id, bags = found["session-dot", "session-dot"], found["session", "session"]
     assert one_id["first_logloss"] != bags["first_logloss"]
-    assert "a session / torchrec: " in capsys.readouterr().out
+    assert "session-dot / torchrec: " in capsys.readouterr().out
 
 
 def test_accuracy(committed_results, tmp_path, capsys):

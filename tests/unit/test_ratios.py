@@ -1,5 +1,7 @@
 """Ratios of the same round, by hand-computed cases."""
 
+from functools import partial
+
 import pytest
 
 from support.benchmarking import program
@@ -65,12 +67,15 @@ def test_a_session_is_held_against_the_fastest_peer_of_each_round():
             "regime": "dense-heavy",
             "ids_per_bag": bag,
             "round": number,
+            "session": "session",
             "contender": name,
             "session_over_this": ratio,
+            "session_over_this_p20": ratio - 0.1,
+            "session_over_this_p80": ratio + 0.1,
         }
         for number, bag, name, ratio in (
             (0, "1", "session", 1.0),
-            (0, "1", "trainer-torchrec", 0.98),
+            (0, "1", "trainer-0.2.0", 0.98),
             (0, "1", "torchrec-planner", 1.4),
             (0, "1", "torchrec-column_wise", 1.6),
             (1, "1", "torchrec-planner", 1.5),
@@ -78,11 +83,13 @@ def test_a_session_is_held_against_the_fastest_peer_of_each_round():
             (0, "20", "torchrec-planner", 0.9),
         )
     ]
-    ratios = program("lib.ratios")
-    assert ratios.session_ratios(rows, "dense-heavy", 1, "torchrec") == [1.4, 1.3]
-    assert ratios.session_ratios(rows, "dense-heavy", 20, "torchrec") == [0.9]
-    assert ratios.session_ratios(rows, "dense-heavy", 1, "trainer-torchrec") == [0.98]
-    assert ratios.session_ratios(rows, "embedding-heavy", 1, "torchrec") == []
+    found = partial(program("lib.ratios").session_ratios, rows)
+    between = [pytest.approx((ratio - 0.1, ratio, ratio + 0.1)) for ratio in (1.4, 1.3)]
+    assert found("dense-heavy", 1, "session", "torchrec") == between
+    assert [ratio for _, ratio, _ in found("dense-heavy", 20, "session", "torchrec")] == [0.9]
+    assert [ratio for _, ratio, _ in found("dense-heavy", 1, "session", "trainer-0.2.0")] == [0.98]
+    assert found("dense-heavy", 1, "session-dot", "torchrec") == []
+    assert found("embedding-heavy", 1, "session", "torchrec") == []
 
 
 def test_steps_are_told_line_by_line_and_losses_are_of_all_processes(tmp_path):
