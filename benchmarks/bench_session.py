@@ -211,7 +211,7 @@ def first_loss(name: str, folder: Path) -> float:
         return ToldSteps(folder).first_loss(FIRST)
     events, _ = parse_events((folder / "events.jsonl").read_text())
     told = next(event for event in events if event["event"] == "progress")
-    loss: float = told["logged"]["loss"]
+    loss: float = told["loss"] if name == FORMER else told["logged"]["loss"]
     return loss
 
 
