@@ -88,8 +88,7 @@ ECRM_INLINE bool sum_columns(const Sums& s, bool streamed, bool weighted, bool b
   return finite;
 }
 
-template <bool streamed>
-static bool sum_as(const Sums& s) {
+ECRM_INLINE bool sum_as(const Sums& s, bool streamed) {
   if (s.bfloat16 != 0)
     return s.weights != nullptr ? sum_columns(s, streamed, true, true)
                                 : sum_columns(s, streamed, false, true);
@@ -103,8 +102,8 @@ static bool segment_sum(const Sums& given) {
   const int64_t bytes = 4 * kFloats;
   const bool aligned = reinterpret_cast<uintptr_t>(s.out) % bytes == 0 &&
                        s.out_stride * 4 % bytes == 0;
-  if (!aligned || s.rows * s.dimension * 4 < kStreamedBytes) return sum_as<false>(s);
-  const bool finite = sum_as<true>(s);
+  if (!aligned || s.rows * s.dimension * 4 < kStreamedBytes) return sum_as(s, false);
+  const bool finite = sum_as(s, true);
   stream_end();
   return finite;
 }
