@@ -127,7 +127,7 @@ FULL = Size(
         ("embedding-heavy", 20): 512,
     },
     k=4,
-    warm_steps=10,
+    warm_steps=60,
     sets={},
 )
 SMOKE = Size(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,12 @@ def run(folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()) -> dic
     return json.loads((folder / "summary.json").read_text())
 
 
+@cache
 def commit() -> str:
-    """That of this checkout, or "unknown"."""
+    """That of this checkout, or "unknown".
+
+    As at the first call: the CSV written by a benchmark does not make the code another one.
+    """
     try:
         said = subprocess.run(
             ["git", "describe", "--always", "--dirty"],

@@ -9,8 +9,8 @@ from typing import Any
 Row = Mapping[str, Any]
 
 STEP_BARS = [
-    ("dense-heavy", "erasure", "none", 0.95),
-    ("embedding-heavy", "erasure", "none", 0.85),
+    ("dense-heavy", "erasure", "none", 0.99),
+    ("embedding-heavy", "erasure", "none", 0.96),
     ("embedding-heavy", "erasure-16", "none", 0.97),
     ("dense-heavy", "erasure", "torchrec", 1.0),
     ("embedding-heavy", "erasure", "torchrec", 1.0),
