@@ -53,7 +53,7 @@ from typing import Any
 from ecrm.drill.drill_runs import read_run
 from ecrm.run.reading import parse_events
 from lib import measure, tables
-from lib.interleaved import Beside, RunFailed, run_interleaved
+from lib.interleaved import TELLS_OFTEN, Beside, RunFailed, run_interleaved
 from lib.ratios import STEP_BARS, step_ratios
 from lib.step_phases import phases
 from lib.torchrec_peer import ENVIRONMENT, peer_words
@@ -138,7 +138,7 @@ def settings(regime: str, data: Path, steps: int, size: Size) -> dict[str, Any]:
         "train.steps": steps,
         "train.epochs": 0,
         "train.global_batch": size.ranks * size.slot_batch[regime],
-        "train.log_every_steps": 0,
+        **TELLS_OFTEN,
         "data.eval_fraction": 0.01,
         "cluster.layout": "colocated",
         "cluster.servers": size.ranks,
