@@ -1,6 +1,6 @@
 """A session beside TorchRec's DistributedModelParallel, and beside ECRM's former trainer.
 
-    python benchmarks/bench_session.py --rounds 1   # one round, about 20 minutes on 2 cores
+    python benchmarks/bench_session.py --rounds 1   # one round, 15 minutes or more on 2 cores
     python benchmarks/bench_session.py              # 3 rounds
     python benchmarks/bench_session.py --former DIR # also a checkout of before, installed there
     python benchmarks/bench_session.py --smoke      # tiny, to a temporary file; what the tests run

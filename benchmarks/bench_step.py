@@ -1,6 +1,6 @@
 """What protection costs a step, and how a protected step compares with TorchRec's unprotected one.
 
-    python benchmarks/bench_step.py            # both regimes, all contenders; most of an hour
+    python benchmarks/bench_step.py            # 5 rounds of 25 minutes on 2 cores
     python benchmarks/bench_step.py --smoke    # tiny, to a temporary file; what the tests run
 
 Contenders of one round run one after the other in a random order. They have the same processes,
