@@ -30,11 +30,12 @@ MANNERS = ("bind", "sleep", "poll")
 class Size:
     """How much is run.
 
-    Rounds, turns, seconds of each turn, rows, samples of a slot, (layout, servers, trainers) of
-    each run, and what else is set.
+    Rounds, steps before the first turn, turns, seconds of each turn, rows, samples of a slot,
+    (layout, servers, trainers) of each run, and what else is set.
     """
 
     rounds: int
+    warm_steps: int
     turns: int
     seconds: float
     rows: int
@@ -45,6 +46,7 @@ class Size:
 
 FULL = Size(
     rounds=1,
+    warm_steps=60,
     turns=8,
     seconds=1.5,
     rows=500_000,
@@ -62,6 +64,7 @@ FULL = Size(
 )
 SMOKE = Size(
     rounds=1,
+    warm_steps=8,
     turns=2,
     seconds=0.5,
     rows=12_000,
@@ -125,7 +128,7 @@ def main(words: Sequence[str] | None = None) -> None:
                     found = run_interleaved(
                         {name: {**sets, "cluster.oversubscribed": name} for name in MANNERS},
                         Path(scratch),
-                        8,
+                        size.warm_steps,
                         size.turns,
                         size.seconds,
                     )

@@ -5,7 +5,7 @@
     python benchmarks/bench_protections.py --regime criteo     # one of three; others keep theirs
     python benchmarks/bench_protections.py --add               # add rounds to the CSV files
     python benchmarks/bench_protections.py --accuracy          # part 5 alone
-    python benchmarks/bench_protections.py --smoke             # a minute or two, tiny
+    python benchmarks/bench_protections.py --smoke             # five minutes, tiny
     python benchmarks/bench_protections.py --table             # run nothing, print the CSV files
 
 Contenders are in lib/contenders.py, with the scaling of checkpoint intervals. Training is real,
@@ -77,8 +77,6 @@ from lib.versus import auc_differences, bars, overheads, summary_lines
 
 VICTIM = 1
 STEPS_APART = 100
-WARM_STEPS = 4
-"""Steps after pre-touching that no number comes from."""
 CRITEO_DEFAULT = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -90,6 +88,9 @@ class Size:
     steps after any kill. `quiet_steps`: of a short undisturbed run; `accuracy_steps`: of one with
     evaluations, every `eval_every`. `least_interval`: steps between checkpoints. `slot_batch`:
     samples of a slot, `most_rows`: cap of the rows of a table, by regime. `rows`: generated.
+    `warm`: steps after pre-touching that no number comes from; `turns_after`: steps of an
+    interleaved run before its first turn. The heap of a rank touches new pages in its first 40
+    steps, or 150 with a commit in every 16th step.
     `shares` of the cap and contenders `sized` are compared by size; those `evaluated` by accuracy.
     Contenders interleaved with `none` are started `starts` times and get `turns` in all, of
     `turn_seconds` by regime.
@@ -111,6 +112,8 @@ class Size:
     starts: int
     turns: int
     turn_seconds: Mapping[str, float]
+    warm: int
+    turns_after: int
 
 
 FULL = Size(
@@ -130,6 +133,8 @@ FULL = Size(
     starts=3,
     turns=15,
     turn_seconds={"dense-heavy": 1.5, "embedding-heavy": 2.5, "criteo": 0.7},
+    warm=40,
+    turns_after=160,
 )
 TINY = Size(
     3,
@@ -148,6 +153,8 @@ TINY = Size(
     starts=2,
     turns=4,
     turn_seconds={"dense-heavy": 0.7, "embedding-heavy": 0.7, "criteo": 0.7},
+    warm=4,
+    turns_after=4,
 )
 
 
@@ -185,7 +192,7 @@ def regime_of(name: str, data: Path, folder: Path, size: Size, share: float = 1.
         "protection.rebuild_rows_per_step": REBUILD_ROWS[name],
         "protection.verify_parity_at_end": False,
     }
-    warm, manifest = WARM_STEPS, read_manifest(data)
+    warm, manifest = size.warm, read_manifest(data)
     if name == "criteo":
         # once through the rows, so that the tables' pages and records are there
         warm += math.ceil(0.9 * manifest["rows"] / batch)
@@ -384,7 +391,9 @@ def interleaved(
         these = [name for name in names if CONTENDERS[name].in_background == behind]
         # What a checkpoint costs depends on the rows that were trained; steps do not.
         data, warm = (
-            (regime.sets["data.path"], regime.warm) if behind else (str(regime.plain), WARM_STEPS)
+            (regime.sets["data.path"], regime.warm + size.turns_after)
+            if behind
+            else (str(regime.plain), size.turns_after)
         )
         for begin in range(0, len(these), ABREAST):
             abreast = these[begin : begin + ABREAST]

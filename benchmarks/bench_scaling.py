@@ -1,6 +1,6 @@
 """How a protected step changes with tables, servers, k and m, and what a kill costs.
 
-    python benchmarks/bench_scaling.py                     # about half an hour on 2 cores
+    python benchmarks/bench_scaling.py                     # about an hour on 2 cores
     python benchmarks/bench_scaling.py --series rebuild    # one series; the CSV keeps the others
     python benchmarks/bench_scaling.py --smoke             # one point and one kill; for the tests
 
@@ -56,7 +56,7 @@ class Size:
 
 FULL = Size(
     rounds=3,
-    steps=40,
+    steps=80,
     rows=500_000,
     points=(
         *(
@@ -121,7 +121,7 @@ def settings(data: Path, steps: int, size: Size) -> dict[str, Any]:
 
 
 def undisturbed(folder: Path, sets: dict[str, Any], pre_touched: Path | None) -> dict[str, Any]:
-    """An undisturbed run; its first quarter of steps is not counted.
+    """An undisturbed run; its first half of steps is not counted.
 
     Tables are pre-touched where there is a folder for such data.
     """
@@ -134,7 +134,7 @@ def undisturbed(folder: Path, sets: dict[str, Any], pre_touched: Path | None) ->
             sets["train.global_batch"],
         )
         sets = {**sets, "data.path": str(pre_touched), "train.steps": skipped + sets["train.steps"]}
-    first = skipped + (sets["train.steps"] - skipped) // 4
+    first = skipped + (sets["train.steps"] - skipped) // 2
     measure.run(folder, sets)
     finished = [time for step, time in read_run(folder).finished if step >= first]
     found = {
