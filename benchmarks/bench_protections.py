@@ -77,6 +77,8 @@ from lib.versus import auc_differences, bars, overheads, summary_lines
 
 VICTIM = 1
 STEPS_APART = 100
+TOLD_EVERY = 10
+"""Steps between events of a run that tell of finished steps."""
 CRITEO_DEFAULT = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -182,7 +184,7 @@ def regime_of(name: str, data: Path, folder: Path, size: Size, share: float = 1.
         "data.eval_fraction": 0.1 if name == "criteo" else 0.01,
         "train.epochs": 0,
         "train.global_batch": batch,
-        "train.log_every_steps": 10,
+        "train.log_every_steps": TOLD_EVERY,
         "storage.prefault": True,
         "cluster.layout": "colocated",
         "cluster.servers": size.servers,
@@ -235,6 +237,7 @@ def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number
     if not every:
         latest = size.before // 4
         kill = regime.warm + size.before + random.Random(f"kill {number}").randrange(latest)
+        kill -= kill % TOLD_EVERY  # an undone step is told of before the kill, or never
         return Plan(0, regime.warm, kill, _rounded(regime.warm + size.before + latest + after))
     checkpoints = math.ceil((regime.warm + every / 2) / every)
     if contender.sets.get("checkpoint.kind") == "incremental":
