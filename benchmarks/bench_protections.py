@@ -226,7 +226,9 @@ def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number
     """With checkpoints, the kill comes half an interval after one.
 
     That is the first with a whole interval around it after pre-touching. Where checkpoints are
-    incremental, there is also a full one before it.
+    incremental, there is also a full one before it. Without checkpoints, the kill comes about half
+    a commit interval after a commit, and after a step that the run has told of: no event tells of
+    a step that was undone before.
     """
     per_step = contender.sets.get("protection.rebuild_rows_per_step", REBUILD_ROWS[regime.name])
     after = max(
@@ -235,10 +237,12 @@ def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number
     if contender.kind.needs_checkpoints and not contender.kind.rolls_back:
         after *= 2  # reads the files twice, a few pieces a step
     if not every:
-        latest = size.before // 4
-        kill = regime.warm + size.before + random.Random(f"kill {number}").randrange(latest)
-        kill -= kill % TOLD_EVERY  # an undone step is told of before the kill, or never
-        return Plan(0, regime.warm, kill, _rounded(regime.warm + size.before + latest + after))
+        begin, latest = regime.warm + size.before, max(size.before // 4, TOLD_EVERY)
+        undone = contender.sets.get("protection.commit_interval", 1) / 2
+        told = [step for step in range(begin, begin + latest) if step % TOLD_EVERY == 0]
+        random.Random(f"kill {number}").shuffle(told)
+        kill = min(told, key=lambda step: abs(step % (2 * undone) - undone))
+        return Plan(0, regime.warm, kill, _rounded(begin + latest + after))
     checkpoints = math.ceil((regime.warm + every / 2) / every)
     if contender.sets.get("checkpoint.kind") == "incremental":
         checkpoints = max(checkpoints, math.ceil(regime.warm / every) + 1)

@@ -121,20 +121,24 @@ def run(folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()) -> dic
 
 @cache
 def commit() -> str:
-    """That of this checkout, or "unknown".
+    """That of this checkout, with "-dirty" if the code differs, or "unknown".
 
-    As at the first call: the CSV written by a benchmark does not make the code another one.
+    CSV files written by benchmarks do not make the code another one.
     """
+    code = [":/", ":(top,exclude)benchmarks/results"]
     try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            capture_output=True,
-            text=True,
-            cwd=Path(__file__).parent,
-        ).stdout
+        found = _git("describe", "--always")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
     except OSError:  # there is no git
-        said = ""
-    return said.strip() or "unknown"
+        return "unknown"
+    return f"{found}-dirty" if found and changed else found or "unknown"
+
+
+def _git(*words: str) -> str:
+    said = subprocess.run(
+        ["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    return said.stdout.strip()
 
 
 def device() -> dict[str, Any]:

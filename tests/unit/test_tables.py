@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -135,3 +136,22 @@ def test_a_page_shows_where_its_numbers_come_from_and_leads_to_its_figures(table
     text = (project / RESULTS).read_text()
     assert re.search(r"\n\*scrub\.csv: .*2 cores, torch .*, commit \w+\*\n", text)
     assert "(../figures/scrub.png)" in text
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_a_csv_of_another_benchmark_does_not_make_the_code_another_one(tmp_path, monkeypatch):
+    """`make bench` runs one benchmark after the other, and each names the commit."""
+    measure = program("lib.measure")
+    code, csv = tmp_path / "benchmarks/lib/measure.py", tmp_path / "benchmarks/results/step.csv"
+    for file in (code, csv):
+        file.parent.mkdir(parents=True)
+        file.write_text("before")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        name = ["-c", "user.name=nobody", "-c", "user.email=nobody@nowhere"]
+        subprocess.run(["git", *name, *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(measure, "__file__", str(code))
+    clean = measure.commit.__wrapped__()
+    csv.write_text("after")
+    assert measure.commit.__wrapped__() == clean and clean.isalnum()
+    code.write_text("after")
+    assert measure.commit.__wrapped__() == f"{clean}-dirty"
