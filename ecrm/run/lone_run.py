@@ -27,6 +27,7 @@ from ecrm.protection.none import NoProtection
 from ecrm.run.finite import FiniteWatch
 from ecrm.run.loaded_files import check_names
 from ecrm.run.memory_check import judged, reserve, shard_bytes
+from ecrm.run.reporter import Make
 from ecrm.run.session_progress import SessionProgress
 from ecrm.run.session_run import REMEDY
 from ecrm.run.started import Started, Wanted
@@ -101,6 +102,13 @@ def _tell(told: Event) -> None:
         say(told.line(Terms()))
 
 
+def _say(step: int, make: Make) -> bool:
+    """Print the line of a progress."""
+    if line := make()[1]:
+        say(line)
+    return True
+
+
 def _check_alone(environ: Mapping[str, str]) -> None:
     for launcher, variable in PROCESSES.items():
         started = environ.get(variable, "1")
@@ -140,12 +148,7 @@ class LoneRun:
             wire_dtype=wanted.wire_dtype,
             slots_on=wanted.device,
         )
-        self.progress = SessionProgress(
-            wanted.steps,
-            every,
-            lambda step, make: say(line) if (line := make()[1]) else None,
-            wanted.open_end,
-        )
+        self.progress = SessionProgress(wanted.steps, every, _say, wanted.open_end)
 
     def between_steps(self) -> None:
         """Do nothing: no work is due."""

@@ -20,7 +20,7 @@ MOST_FINISHED = 1000
 The bound limits the memory kept by a rank, and the history lost by a rank's death.
 """
 
-Tell = Callable[[int, Make], None]
+Tell = Callable[[int, Make], bool]
 """See `StepProgress`."""
 
 
@@ -48,7 +48,8 @@ class StepProgress(ABC):
     """Keeps step times on every rank; calls `tell(step, make)` at progress steps and the last step.
 
     `make()`, on a holder of the dense replica, returns the event and the line. A line comes every
-    `every` steps (0: only at the end), an event without a line every `MOST_FINISHED` steps.
+    `every` steps (0: only at the end), an event without a line every `MOST_FINISHED` steps. `tell`
+    returns False for a step told before, and undone since: the next event has the times, too.
     `open_end`: whether the data may end before the last step. `samples`: the number of samples in a
     step, 0 if unknown. Subclasses decide on the measured values besides times.
     """
@@ -115,8 +116,9 @@ class StepProgress(ABC):
             window=0,
         )
         self._told.append((engine.state.commits, first))
-        self._tell(step, partial(self._made, first, progress, self.measured(engine, first)))
-        self._reported, self._window_start, self._finished_at = step, self._last, []
+        self._reported = step
+        if self._tell(step, partial(self._made, first, progress, self.measured(engine, first))):
+            self._window_start, self._finished_at = self._last, []
 
     def _made(
         self, first: int, progress: Progress, measured: Callable[[], Measured]

@@ -110,10 +110,13 @@ class Reporter:
                 self._folder.ranks(self.view, self._processes)
         self._tell(told, told.line(self._terms))
 
-    def progress(self, step: int, make: Make) -> None:
-        """Report the progress told every so many steps; only the reporting rank calls `make`."""
+    def progress(self, step: int, make: Make) -> bool:
+        """Report the progress told every so many steps; only the reporting rank calls `make`.
+
+        Returns False if the progress of the step was written before the step was undone.
+        """
         identity = events.Progress.identity({"step": step}, self._last_rollback)
-        self._write_or_keep(identity, make)
+        return self._write_or_keep(identity, make)
 
     def _tell(self, told: Event, in_words: str) -> None:
         identity = told.identity(told.fields(), self._last_rollback, self._last_join)
@@ -123,10 +126,11 @@ class Reporter:
             self._last_join = told.epoch
         self._write_or_keep(identity, lambda: (told, in_words))
 
-    def _write_or_keep(self, identity: Identity, make: Make) -> None:
+    def _write_or_keep(self, identity: Identity, make: Make) -> bool:
         """Write an event, after events the reporter before may have left out; or keep the event.
 
-        Events told again with a step are not kept once the step is undone.
+        Events told again with a step are not kept once the step is undone. Returns False if the
+        event was written before.
         """
         commits = self._watched.state.commits
         self._kept = [
@@ -138,13 +142,14 @@ class Reporter:
         if not self._speaks:
             self._told = None
             self._metrics.end()
-            return
+            return True
         before = self._told
         if before is None:
             written = self._folder.events()
             self._metrics.begin(written)
             before = _identities(written)
         self._told = {one for one in before if one[0] in ONCE_A_STEP and self._may_come(one)}
+        is_new = not (identity in before or identity in self._told)
         for _, kept, made in self._kept:
             if kept in before or kept in self._told:
                 continue
@@ -156,6 +161,7 @@ class Reporter:
             if text:
                 say(text, getattr(told, "step", None))
         self._kept = []
+        return is_new
 
     def _comes_again(self, told: Identity) -> bool:
         return told[0] in TOLD_AGAIN and bool(told[1] > self._watched.step)

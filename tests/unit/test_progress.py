@@ -33,6 +33,7 @@ def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]
         RunFolder(folder).event(progress)
         if in_words:
             print(in_words)
+        return True
 
     progress = SessionProgress(steps, every, tell, samples=64)
     for step in range(1, steps + 1):

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from ecrm.engine import events
+from ecrm.engine.step_log import StepLog
 from ecrm.run.reporter import KEPT_COMMITS, Reporter
 from ecrm.run.run_folder import RunFolder
+from ecrm.run.session_progress import SessionProgress
 from support.telling import an
 
 
@@ -23,9 +25,9 @@ def rank(number: int, folder: RunFolder, cluster: SimpleNamespace) -> Reporter:
     return reporter
 
 
-def told(reporter: Reporter, step: int, line: str = "") -> None:
+def told(reporter: Reporter, step: int, line: str = "") -> bool:
     reporter._engine.step = max(reporter._engine.step, step)
-    reporter.progress(step, lambda: (an(events.Progress, step=step), line))
+    return reporter.progress(step, lambda: (an(events.Progress, step=step), line))
 
 
 def steps(folder: RunFolder) -> list[int]:
@@ -44,6 +46,27 @@ def test_the_next_reporter_writes_what_is_missing_once(tmp_path, capsys):
     told(second, 4, "line 4")
     assert steps(folder) == [1, 2, 3, 4]
     assert capsys.readouterr().out.split() == ["line", "1", "line", "2", "line", "3", "line", "4"]
+
+
+def test_times_of_steps_done_again_come_with_the_next_event(tmp_path):
+    """Step 4 is written, then undone, and written no second time."""
+    cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
+    reporter = rank(0, folder, cluster)
+    engine = reporter._engine
+    engine.state = SimpleNamespace(
+        log=StepLog(), commits=0, failures_left=1, rebuild_fraction=1.0, dense=None
+    )
+    progress = SessionProgress(100, 2, reporter.progress)
+    for step in (1, 2, 3, 4, 5):
+        engine.step = step
+        progress.step_finished(engine)
+    engine.step = 2
+    progress.on_recovery(engine)
+    for step in (3, 4, 5, 6):
+        engine.step = step
+        progress.step_finished(engine)
+    times = [[step for step, _ in event["finished"]] for event in folder.events()]
+    assert times == [[1, 2], [3, 4], [5, 3, 4, 5, 6]] and steps(folder) == [2, 4, 6]
 
 
 def test_what_was_written_commits_ago_is_not_kept(tmp_path):
