@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
+import ecrm
 from ecrm.kernels import native
 
 PACKAGES = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy")
 """The packages whose arithmetic decides the bits of a model."""
+
+PACKAGE = Path(ecrm.__file__).parent
+SOURCES = (".py", ".cpp", ".h")
+"""Suffixes of source files."""
 
 
 def version_set() -> dict[str, str]:
@@ -26,6 +34,23 @@ def version_set() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+@functools.cache
+def ecrm_build(package: Path = PACKAGE) -> str:
+    """The version of ecrm and eight hexadecimal digits of its sources, such as "0.2.0+1a2b3c4d".
+
+    The sources are all Python and C++ files in the folder `package`. An edited installation has
+    another build. The library compiled from the C++ files is not read.
+    """
+    digest = hashlib.sha256()
+    for folder, below, files in os.walk(package, followlinks=True):  # `kernels` may be a link
+        below.sort()
+        for name in sorted(file for file in files if file.endswith(SOURCES)):
+            path = Path(folder, name)
+            digest.update(f"{path.relative_to(package)}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
+    return f"{ecrm.__version__}+{digest.hexdigest()[:8]}"
 
 
 def name_of(versions: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ecrm.base.errors import UsageError
-from ecrm.base.version_set import differing, version_set
+from ecrm.base.version_set import differing, ecrm_build, version_set
 from ecrm.checkpoint.compatibility import FLOAT32, WIRE
 from ecrm.config.schema import Config
 from ecrm.model.nested_state import leaves
@@ -24,13 +24,16 @@ from ecrm.run.gather import gather_results
 from ecrm.run.trained_module import begins_otherwise, differences
 from ecrm.transport.base import Transport
 
+ECRM = "ecrm"
+"""The key of the build of ecrm, among versions."""
+
 
 @dataclass(frozen=True)
 class Inputs:
     """The inputs of a rank that must be the same on all ranks.
 
     `given`: config, script and data by digest. `trained_on`: the device and the torch that decide
-    bits, in words. `versions`: the set of versions, empty if `train.other_versions` allows others.
+    bits, in words. `versions`: a result of `needed_versions`.
     `model`: a result of `TrainedModule.about`. `weights`: digests of tensors by name.
     """
 
@@ -75,8 +78,11 @@ class Hello:
 
 
 def needed_versions(config: Config) -> Mapping[str, str]:
-    """The set of versions that all ranks need; empty if `train.other_versions` allows others."""
-    return {} if config.train.other_versions else version_set()
+    """The build of ecrm and the set of versions that all ranks need.
+
+    Only the build of ecrm if `train.other_versions` allows other versions.
+    """
+    return {ECRM: ecrm_build(), **({} if config.train.other_versions else version_set())}
 
 
 Hellos = Mapping[int, Hello]
@@ -155,12 +161,18 @@ def check_trained_on(of_ranks: Mapping[int, str]) -> None:
 
 
 def check_version_sets(of_ranks: Mapping[int, Mapping[str, str]]) -> None:
-    """Raise UsageError unless all ranks have the same set of versions.
+    """Raise UsageError unless all ranks have the same ecrm and the same set of versions.
 
-    `of_ranks` are sets of versions by rank, as of `version_set`.
+    `of_ranks` are results of `needed_versions`, by rank.
     """
     first, *others = sorted(of_ranks)
     for rank in others:
+        builds = of_ranks[first][ECRM], of_ranks[rank][ECRM]
+        if builds[0] != builds[1]:
+            raise UsageError(
+                f"rank {rank} has ecrm {builds[1]}, rank {first} has ecrm {builds[0]}",
+                otherwise="install the same ecrm, with the same sources, on all hosts",
+            ).on_all_ranks(first)
         if changed := differing(of_ranks[first], of_ranks[rank]):
             raise UsageError(
                 f"rank {rank} has other versions than rank {first}: {changed}: "

@@ -209,9 +209,10 @@ def _as_before(hello: Hello, before: Mapping[str, Any]) -> Hello:
     """
     if hello.inputs != before["inputs"]:
         raise UsageError(
-            f"host {hello.host}: the config, the script, the data or the versions here are others "
-            "than those of the run",
-            otherwise="copy the files of another host, install its versions, and join again",
+            f"host {hello.host}: the config, the script, the data, the sources of ecrm or the "
+            "versions here are others than those of the run",
+            otherwise="copy the files of another host, install its ecrm and versions, and join "
+            "again",
         )
     domain = before["process"]["failure_domain"]
     return replace(hello, process={**hello.process, "failure_domain": domain})

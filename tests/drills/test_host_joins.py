@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from ecrm.base.errors import STOPPED_EXIT_CODE
+from ecrm.base.version_set import PACKAGE
 from support.drilling import RUN_SECONDS, Run
 from support.host_loss import KEEP_ALIVE, ONE_LOST, STARTER, check, gaps, lose, trainings
 from support.imitated_hosts import why_not
@@ -40,10 +42,10 @@ def train(tmp_path, criteo_rows):
         yield start
 
 
-def joining(training, tmp_path, name, on_head=False):
-    """Type `ecrm join` on a host, or on the head machine."""
+def joining(training, tmp_path, name, on_head=False, before=()):
+    """Type `ecrm join` on a host, or on the head machine, with words `before` the command."""
     host = training.hosts.namespace(name)
-    typed = [sys.executable, "-m", "ecrm", "join", str(training.folder), "--host", host]
+    typed = [*before, sys.executable, "-m", "ecrm", "join", str(training.folder), "--host", host]
     line = STARTER.format(
         host=host, private=tmp_path / "private", command=shlex.quote(shlex.join(typed))
     )
@@ -55,6 +57,14 @@ def joining(training, tmp_path, name, on_head=False):
         text=True,
         start_new_session=True,
     )
+
+
+def edited(folder):
+    """Copy the package to a `folder`, and add a comment; words that have a command use the copy."""
+    shutil.copytree(PACKAGE, folder / "ecrm", ignore=shutil.ignore_patterns("__pycache__"))
+    with open(folder / "ecrm" / "nn.py", "a") as source:
+        source.write("# edited\n")
+    return ["env", f"PYTHONPATH={folder}"]
 
 
 def test_each_host_is_lost_and_back_in_turn(train, tmp_path):
@@ -132,6 +142,10 @@ def test_ranks_that_have_joined_end_with_the_launch(train, tmp_path, number):
     lose(training, "h2")
     training.wait_for(lambda event: event["event"] == "failure")
     training.hosts.mend("h2")
+    if number == signal.SIGKILL:
+        typed = joining(training, tmp_path, "h2", before=edited(tmp_path / "edited"))
+        said, _ = typed.communicate(timeout=60)
+        assert "the sources of ecrm or the versions here are others" in said and typed.returncode
     typed = joining(training, tmp_path, "h2", on_head=number == signal.SIGTERM)
     training.wait_for(lambda event: len(ranks_in(training, "joined")) == 2)
     training.process.send_signal(number)

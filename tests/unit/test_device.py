@@ -10,6 +10,7 @@ import torch
 
 from ecrm.base.allocate import CPU
 from ecrm.base.errors import UsageError
+from ecrm.base.version_set import ecrm_build
 from ecrm.checkpoint.compatibility import device_changed, on_gpu, same_bits
 from ecrm.config import load_config
 from ecrm.device import imitation
@@ -70,7 +71,26 @@ def test_ranks_with_other_versions_are_named_unless_other_versions_are_allowed()
     with pytest.raises(UsageError, match=re.escape(said)) as refused:
         check_version_sets({0: here, 3: {**here, "torch": "9"}})
     assert refused.value.speaker == 0 and "train.other_versions=true" in str(refused.value)
-    assert needed_versions(config("train.other_versions=true")) == {}
+    allowed = needed_versions(config("train.other_versions=true"))
+    assert allowed == {"ecrm": here["ecrm"]}
+    said = f"rank 3 has ecrm 9, rank 0 has ecrm {here['ecrm']}"
+    with pytest.raises(UsageError, match=re.escape(said)) as refused:
+        check_version_sets({0: allowed, 3: {"ecrm": "9"}})
+    assert refused.value.speaker == 0 and "install the same ecrm" in str(refused.value)
+
+
+def test_an_edited_source_is_another_build_of_ecrm(tmp_path):
+    package, kernels = tmp_path / "ecrm", tmp_path / "kernels"
+    for folder in (package, kernels):
+        folder.mkdir()
+    (package / "kernels").symlink_to(kernels)
+    builds = []
+    for file, text in (("a.py", ""), ("a.py", "#"), ("b.py", "#"), ("kernels/c.h", "")):
+        (package / file).write_text(text)
+        builds.append(ecrm_build.__wrapped__(package))
+    assert len(set(builds)) == len(builds)
+    (package / "notes.txt").write_text("")
+    assert ecrm_build.__wrapped__(package) == builds[-1]
 
 
 def test_torch_is_set_before_it_uses_the_gpu(monkeypatch):

@@ -25,7 +25,15 @@ from ecrm.placement.tables import Table
 from ecrm.run.auto_resume import check_same
 from ecrm.run.consistency import given_of
 from ecrm.run.gather import gather_results
-from ecrm.run.hello import Hello, Inputs, check_inputs, check_models, check_weights, hello_of
+from ecrm.run.hello import (
+    Hello,
+    Inputs,
+    check_inputs,
+    check_models,
+    check_weights,
+    hello_of,
+    needed_versions,
+)
 from ecrm.run.inputs import OF_SCRIPT
 from ecrm.run.reported import Goal, Reported
 from ecrm.run.session_progress import SessionProgress
@@ -211,7 +219,7 @@ def test_progress_has_the_means_of_what_was_logged_since_the_last():
             dense=replica,
         ),
     )
-    progress = SessionProgress(6, 2, lambda step, make: told.append(make()))
+    progress = SessionProgress(6, 2, lambda step, make: told.append(make()) is None)
     for step in range(6):
         if step != 3:  # of which this rank does not know
             engine.state.log.add(step, {0: note(loss=step, norm=1.0), 1: note(loss=step + 1.0)})
@@ -227,7 +235,9 @@ def test_progress_has_the_means_of_what_was_logged_since_the_last():
     assert "loss 2.5000  norm 1.0000  (of 1 of 2 steps)  committed 4" in told[1][1]
     assert "loss 5.0000  norm 1.0000  skipped 2  committed 6" in told[2][1]
     assert [each.skipped for each, _ in told] == [0, 0, 2]
-    open_end = SessionProgress(6000, 2, lambda step, make: told.append(make()), open_end=True)
+    open_end = SessionProgress(
+        6000, 2, lambda step, make: told.append(make()) is None, open_end=True
+    )
     engine.step = 0
     for engine.step in (1, 2):
         open_end.step_finished(engine)
@@ -291,7 +301,9 @@ def test_ranks_that_have_built_other_models_are_told_what_differs_first(told):
         usual = with_tables(trained(), filled(1)) if with_items else trained()
         model = OTHERS[told]() if transport.rank == 2 else usual
         about = json.loads(json.dumps(model.about()))
-        mine = Inputs(given_of("here", config, 10, script="x"), "the CPU", {}, about, {})
+        mine = Inputs(
+            given_of("here", config, 10, script="x"), "the CPU", needed_versions(config), about, {}
+        )
         said = gather_results(transport, lambda: hello_of(transport, config, mine, False, -1))
         hellos = {rank: Hello(**facts) for rank, facts in said.items()}
         check_inputs(transport, hellos, mine, OF_SCRIPT)
