@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
@@ -27,9 +28,10 @@ def read(path: Path) -> list[dict[str, str]]:
     """
     figures, tables = program("lib.figures"), program("lib.tables")
     if path.stem in figures.FIGURES:
-        drawn = path.with_suffix(".png")
-        figures.picture(figures.FIGURES[path.stem], path, drawn)
-        assert figures.stale(path, drawn) is None
+        with tempfile.TemporaryDirectory() as folder:
+            drawn = Path(folder, f"{path.stem}.png")
+            figures.picture(figures.FIGURES[path.stem], path, drawn)
+            assert figures.stale(path, drawn) is None
     made = [
         tables.content(name, path.parent)
         for name, table in tables.TABLES.items()

@@ -51,7 +51,7 @@ def test_a_figure_is_drawn_from_its_csv_alone(figures, project, capsys):
 
     first = (project / "docs" / "figures" / "scrub.png").read_bytes()
     csv = project / "benchmarks" / "results" / "scrub.csv"
-    csv.write_text(csv.read_text().replace(",1.712,", ",2.712,"))
+    csv.write_text("".join(csv.read_text().splitlines(keepends=True)[:-1]))
     capsys.readouterr()
     assert figures.main(["--check", "--root", str(project)]) == 1
     assert "docs/figures/scrub.png was drawn from another CSV\n" in capsys.readouterr().out
