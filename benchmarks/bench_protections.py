@@ -77,8 +77,6 @@ from lib.versus import auc_differences, bars, overheads, summary_lines
 
 VICTIM = 1
 STEPS_APART = 100
-TOLD_EVERY = 10
-"""Steps between events of a run that tell of finished steps."""
 CRITEO_DEFAULT = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -184,7 +182,7 @@ def regime_of(name: str, data: Path, folder: Path, size: Size, share: float = 1.
         "data.eval_fraction": 0.1 if name == "criteo" else 0.01,
         "train.epochs": 0,
         "train.global_batch": batch,
-        "train.log_every_steps": TOLD_EVERY,
+        "train.log_every_steps": 10,
         "storage.prefault": True,
         "cluster.layout": "colocated",
         "cluster.servers": size.servers,
@@ -226,9 +224,8 @@ def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number
     """With checkpoints, the kill comes half an interval after one.
 
     That is the first with a whole interval around it after pre-touching. Where checkpoints are
-    incremental, there is also a full one before it. Without checkpoints, the kill comes about half
-    a commit interval after a commit, and after a step that the run has told of: no event tells of
-    a step that was undone before.
+    incremental, there is also a full one before it. Without checkpoints, the kill comes half a
+    commit interval after a commit.
     """
     per_step = contender.sets.get("protection.rebuild_rows_per_step", REBUILD_ROWS[regime.name])
     after = max(
@@ -237,11 +234,10 @@ def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number
     if contender.kind.needs_checkpoints and not contender.kind.rolls_back:
         after *= 2  # reads the files twice, a few pieces a step
     if not every:
-        begin, latest = regime.warm + size.before, max(size.before // 4, TOLD_EVERY)
-        undone = contender.sets.get("protection.commit_interval", 1) / 2
-        told = [step for step in range(begin, begin + latest) if step % TOLD_EVERY == 0]
-        random.Random(f"kill {number}").shuffle(told)
-        kill = min(told, key=lambda step: abs(step % (2 * undone) - undone))
+        begin, latest = regime.warm + size.before, size.before // 4
+        interval = contender.sets.get("protection.commit_interval", 1)
+        steps = random.Random(f"kill {number}").sample(range(begin, begin + latest), latest)
+        kill = min(steps, key=lambda step: abs(step % interval - interval // 2))
         return Plan(0, regime.warm, kill, _rounded(begin + latest + after))
     checkpoints = math.ceil((regime.warm + every / 2) / every)
     if contender.sets.get("checkpoint.kind") == "incremental":

@@ -1,6 +1,6 @@
 """How a protected step changes with tables, servers, k and m, and what a kill costs.
 
-    python benchmarks/bench_scaling.py                     # about an hour on 2 cores
+    python benchmarks/bench_scaling.py                     # three rounds
     python benchmarks/bench_scaling.py --series rebuild    # one series; the CSV keeps the others
     python benchmarks/bench_scaling.py --smoke             # one point and one kill; for the tests
 
