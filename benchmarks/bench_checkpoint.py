@@ -14,8 +14,9 @@
    steps from it to the next take than if all were like those that begin half a second after it is
    on the disk. Steps with and without it alternate within one run. What noting changed rows costs
    is in all steps, and not in this. Beside it stands what the disk alone takes for as many bytes,
-   written past the page cache and synced by one process. The first checkpoint after pre-touching
-   is not counted: it is full, and its memory is new. Writes checkpoint_runs.csv.
+   written past the page cache and synced by as many processes as the run has servers. The first
+   checkpoint after pre-touching is not counted: it is full, and its memory is new. Writes
+   checkpoint_runs.csv.
 
 `--smoke` takes few rows and writes to a temporary folder.
 """
@@ -23,6 +24,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
 import tempfile
 import time
@@ -31,6 +33,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed.checkpoint
 from bench_protections import FULL, TINY, Regime, of_kind, regime_of, run
@@ -172,6 +175,7 @@ MODES = {
     },
 }
 """Of checkpoints beside training; of incremental ones the first alone is full."""
+WRITER_SECONDS = 60.0
 CALM_AFTER = 0.5
 """Seconds after a checkpoint is on the disk, from which on steps count as undisturbed."""
 
@@ -226,19 +230,36 @@ def beside(
     return rows
 
 
-def disk_speed(folder: Path, size: int) -> float:
-    """MB/s of a file written as checkpoints are, from its first byte until it is synced.
+def disk_speed(folder: Path, size: int, writers: int) -> float:
+    """MB/s of `size` bytes written as checkpoints are, by as many processes as a run has.
 
-    The best of three.
+    From the first byte of the first writer until the file of the last one is synced. The best of
+    three.
     """
-    data, seconds = torch.ones(size, dtype=torch.uint8).numpy(), []
+    context = multiprocessing.get_context("fork")
+    seconds = []
     for _ in range(3):
-        began = time.monotonic()
-        with SummedFile(Disk(), folder / "speed") as file:
-            file.write(data)
-        seconds.append(time.monotonic() - began)
-    (folder / "speed").unlink()
-    return size / 1e6 / min(seconds)
+        together, spans = context.Barrier(writers), context.Queue()
+        share = (folder, size // writers, together, spans)
+        processes = [context.Process(target=_write, args=(n, *share)) for n in range(writers)]
+        for process in processes:
+            process.start()
+        began, ended = zip(*[spans.get(timeout=WRITER_SECONDS) for _ in processes], strict=True)
+        seconds.append(max(ended) - min(began))
+        for process in processes:
+            process.join()
+    return size // writers * writers / 1e6 / min(seconds)
+
+
+def _write(number: int, folder: Path, size: int, together: Any, spans: Any) -> None:
+    """A writer of `disk_speed`, told apart by `number`: puts when it began and ended."""
+    data, path = np.ones(size, np.uint8), folder / f"speed-{number}"
+    together.wait(WRITER_SECONDS)
+    began = time.monotonic()
+    with SummedFile(Disk(), path) as file:
+        file.write(data)
+    spans.put((began, time.monotonic()))
+    path.unlink()
 
 
 def measure_beside(options: argparse.Namespace, folder: Path) -> None:
@@ -246,7 +267,7 @@ def measure_beside(options: argparse.Namespace, folder: Path) -> None:
     size, seconds, intervals = (TINY, 0.5, 2) if options.smoke else (FULL, 10.0, 5)
     csv = options.runs_csv or target("checkpoint_runs.csv", None, options.smoke)
     rows = list(read_rows(csv) or []) if options.add else []
-    speed = disk_speed(folder, 1 << 20 if options.smoke else 1 << 28)
+    speed = disk_speed(folder, 1 << 20 if options.smoke else 1 << 29, size.servers)
     first = 1 + max((int(row["round"]) for row in rows), default=-1)
     for number in range(first, first + options.rounds):
         for name in options.regime or REGIME_DATA:

@@ -105,9 +105,9 @@ class LostRows:
             file, manifest.record_bytes[space], manifest.space_rows[space]
         ):
             shards, local = self._layouts[space].locate(torch.from_numpy(numbers))
-            here = shards == self._shard
+            here = (shards == self._shard).nonzero().squeeze(1)
             local_rows.append(local[here])
-            found.append(torch.from_numpy(records)[here])
+            found.append(torch.from_numpy(records).index_select(0, here))
             read += len(numbers)
             if read >= FRAME_ROWS:
                 yield space, torch.cat(local_rows), torch.cat(found)

@@ -1,6 +1,6 @@
 """Loading a checkpoint: each rank reads some files, and sends each record to its host.
 
-Each rank sends a single frame at a time.
+Each rank sends a single piece of a file at a time (`row_file.READ_BYTES`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ecrm.base.errors import DataError, EcrmError
 from ecrm.checkpoint.compatibility import same_bits
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find
 from ecrm.checkpoint.manifest import DENSE, Manifest
-from ecrm.checkpoint.row_file import read_rows
+from ecrm.checkpoint.row_file import most_pieces, read_rows
 from ecrm.engine.record_delivery import Message, address, by_shard, place
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
@@ -200,24 +200,28 @@ def _load(
     taken.
     """
     for link in checkpoint.chain:
-        files = link.manifest.row_files
-        frames = _frames(link, _share_of(transport, files))
+        files, widths = link.manifest.row_files, link.manifest.record_bytes
+        pieces = _pieces(link, _share_of(transport, files))
         rounds = max(
-            sum(entry["frames"] for entry in _share_of(transport, files, rank))
+            sum(
+                most_pieces(entry, widths[entry["space"]])
+                for entry in _share_of(transport, files, rank)
+            )
             for rank in transport.live
         )
         for _ in range(rounds):
             outgoing: Message = {}
-            for space, numbers, records in islice(frames, 1):
+            for space, numbers, records in islice(pieces, 1):
                 for shard, here, local in by_shard(layouts[space], numbers):
-                    address(outgoing, view, shard, space, local, records[here])
-            deltas = place(transport.exchange(outgoing), hosted, begins)
+                    address(outgoing, view, shard, space, local, records.index_select(0, here))
+            received = transport.exchange(outgoing)
+            deltas = place(received, hosted, begins, protection.keeps_deltas)
             exchange_rounds(transport, protection.protect(deltas, view))
             protection.committed()
 
 
-def _frames(link: Checkpoint, files: list[dict[str, Any]]) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(space, row numbers, records) of every frame of some files."""
+def _pieces(link: Checkpoint, files: list[dict[str, Any]]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(space, row numbers, records) of every piece of some files."""
     for entry in files:
         space = entry["space"]
         manifest = link.manifest

@@ -10,8 +10,9 @@ from __future__ import annotations
 import mmap
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,9 @@ MAGIC = b"ECRMROWS"
 FRAME_ROWS = 1 << 16
 """Most rows in a frame: bounds the memory of writing, reading and sending."""
 
+
+READ_BYTES = 1 << 22
+"""Most bytes of records read at once: small enough that the next piece reuses their memory."""
 
 PIECE = 1 << 20
 """Bytes written at once: summed and written while still in the processor's cache."""
@@ -99,9 +103,11 @@ def write_rows(
 
 
 def read_rows(path: Path, record_bytes: int, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the frames of a file as (numbers int64 [R], records uint8 [R, B]).
+    """Yield the rows of a file in pieces: (numbers int64 [R], records uint8 [R, B]).
 
-    Raises DataError if a frame is not whole, or names a row outside 0 to `rows` - 1.
+    A piece lies in one frame, and has READ_BYTES of records at most, or one record. Raises
+    DataError if a frame is not whole, or names a row outside 0 to `rows` - 1: earlier pieces of
+    the frame may have been yielded.
     """
     with open(path, "rb") as file:
         while header := file.read(HEADER.size):
@@ -110,12 +116,23 @@ def read_rows(path: Path, record_bytes: int, rows: int) -> Iterator[tuple[np.nda
             magic, count, size = HEADER.unpack(header)
             if magic != MAGIC or size != record_bytes or not 0 < count <= FRAME_ROWS:
                 raise DataError(f"{path}: a frame does not begin as it should")
-            numbers, records = np.empty(count, "<i8"), np.empty((count, size), np.uint8)
-            if (
-                file.readinto(numbers.view(np.uint8).data) < numbers.nbytes
-                or file.readinto(records.reshape(-1).data) < records.nbytes
-            ):
+            numbers = np.empty(count, "<i8")
+            if file.readinto(numbers.view(np.uint8).data) < numbers.nbytes:
                 raise DataError(f"{path}: cut off in a frame of {count} rows")
             if (numbers < 0).any() or (numbers >= rows).any():
                 raise DataError(f"{path}: names a row that is not one of {rows}")
-            yield numbers, records
+            for here in np.split(numbers, range(_at_once(size), count, _at_once(size))):
+                records = np.empty((len(here), size), np.uint8)
+                if file.readinto(records.reshape(-1).data) < records.nbytes:
+                    raise DataError(f"{path}: cut off in a frame of {count} rows")
+                yield here, records
+
+
+def most_pieces(entry: Mapping[str, Any], record_bytes: int) -> int:
+    """The most pieces that `read_rows` yields of a file, from the file's entry in the manifest."""
+    return int(entry["frames"]) + int(entry["rows"]) // _at_once(record_bytes)
+
+
+def _at_once(record_bytes: int) -> int:
+    """The most rows in a piece."""
+    return max(1, READ_BYTES // record_bytes)

@@ -395,6 +395,8 @@ def _modules(script: Script) -> list[str]:
     return [
         "ecrm.run.run_script",
         "ecrm.recipes.train" if script.follows_config else "ecrm.session.session",
+        # torchrec's apply_optimizer_in_backward imports it when called: 0.6 s and 90 MB
+        "torch.distributed.optim",
     ]
 
 

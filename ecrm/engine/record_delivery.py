@@ -40,10 +40,12 @@ def place(
     received: Mapping[int, Sequence[Received]],
     hosted: Mapping[ShardSpace, HostedShard],
     begins: bool = False,
+    keeps_deltas: bool = True,
 ) -> dict[ShardSpace, Deltas]:
     """Write records addressed to shards hosted on this rank; return the changes, for parity.
 
-    A row comes at most once. Records may be in the form of a store or of a checkpoint.
+    A row comes at most once. Records may be in the form of a store or of a checkpoint. Without
+    `keeps_deltas` nothing is returned.
 
     With `begins`, as a run begins with rows of an earlier run, only the rows' values are taken.
     """
@@ -54,8 +56,8 @@ def place(
             store = hosted[shard, space].store
             records = on_device(store.device, flat).view(local.numel(), -1)
             records = store.begun(records) if begins else store.with_padding(records)
-            deltas.setdefault((shard, space), []).append(
-                (local, store.read(local).bitwise_xor_(records))
-            )
+            if keeps_deltas:
+                delta = store.read(local).bitwise_xor_(records)
+                deltas.setdefault((shard, space), []).append((local, delta))
             store.write(local, records)
     return deltas

@@ -100,6 +100,7 @@ class Restoring:
                 return False
             space, local, records = piece
             missing = self._hosted[space].missing
-            here = missing.among(local) if missing is not None else local < 0
-            self._rest = space, local[here], records[here]
+            wanted = missing.among(local) if missing is not None else local < 0
+            here = wanted.nonzero().squeeze(1)
+            self._rest = space, local[here], records.index_select(0, here)
         return True

@@ -20,7 +20,7 @@ from ecrm.checkpoint import disk, row_file
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find, locate, name_of
 from ecrm.checkpoint.manifest import DENSE, Manifest
-from ecrm.checkpoint.row_file import SummedFile, read_rows, write_rows
+from ecrm.checkpoint.row_file import SummedFile, most_pieces, read_rows, write_rows
 
 BYTES, ROWS = 12, 500
 
@@ -233,6 +233,39 @@ def test_the_real_disk_syncs_files_and_the_manifest_before_their_names(tmp_path,
         ("sync", folder),
         ("sync", tmp_path),
     ]
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 7, 100])
+def test_a_file_is_read_in_pieces_of_no_more_than_the_bytes_allowed(tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr(row_file, "READ_BYTES", at_once * BYTES + 5)
+    numbers = np.arange(40, dtype="<i8")
+    records = np.random.default_rng(1).integers(0, 255, (40, BYTES), dtype=np.uint8)
+    file = tmp_path / "rows.bin"
+    windows = [(numbers[a:b], records[a:b]) for a, b in ((0, 3), (3, 3), (3, 24), (24, 40))]
+    entry = write_rows(Disk(), file, 0, windows)
+    pieces = list(read_rows(file, BYTES, ROWS))
+    assert np.array_equal(np.concatenate([rows for rows, _ in pieces]), numbers)
+    assert np.array_equal(np.concatenate([part for _, part in pieces]), records)
+    sizes = [len(part) for rows, part in pieces]
+    wanted = [min(at_once, n - at) for n in (3, 21, 16) for at in range(0, n, at_once)]
+    assert sizes == wanted and len(pieces) <= most_pieces(entry, BYTES)
+    file.write_bytes(file.read_bytes()[:-1])
+    found = []
+    with pytest.raises(DataError, match="cut off in a frame of 16 rows"):
+        found.extend(read_rows(file, BYTES, ROWS))
+    file.write_bytes(file.read_bytes()[: -16 * BYTES - 1])
+    with pytest.raises(DataError, match="cut off in a frame of 16 rows"):
+        found.extend(read_rows(file, BYTES, ROWS))
+
+
+def test_a_record_larger_than_a_piece_is_read_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_file, "READ_BYTES", BYTES // 2)
+    records = np.arange(3 * BYTES, dtype=np.uint8).reshape(3, BYTES)
+    window = (np.arange(3, dtype="<i8"), records)
+    entry = write_rows(Disk(), tmp_path / "rows.bin", 0, [window])
+    pieces = list(read_rows(tmp_path / "rows.bin", BYTES, ROWS))
+    assert [part.tolist() for _, part in pieces] == [[row.tolist()] for row in records]
+    assert len(pieces) <= most_pieces(entry, BYTES)
 
 
 def test_a_cut_at_any_byte_leaves_the_newest_complete_one(tmp_path, small_pieces):
