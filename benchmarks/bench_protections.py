@@ -4,7 +4,8 @@
     python benchmarks/bench_protections.py --rounds 1          # fewer rounds
     python benchmarks/bench_protections.py --regime criteo     # one of three; others keep theirs
     python benchmarks/bench_protections.py --add               # add rounds to the CSV files
-    python benchmarks/bench_protections.py --accuracy          # part 5 alone
+    python benchmarks/bench_protections.py --part bytes        # part 2 alone
+    python benchmarks/bench_protections.py --part accuracy     # part 5 alone
     python benchmarks/bench_protections.py --smoke             # five minutes, tiny
     python benchmarks/bench_protections.py --table             # run nothing, print the CSV files
 
@@ -17,7 +18,7 @@ rebuilding meet tables that were trained everywhere. Nothing is measured before 
 1. Calibration, once per regime. A run with synchronous checkpoints says how long one takes. That
    gives the intervals.
 2. A short undisturbed run of each contender, on tables that are not pre-touched: bytes sent per
-   step, memory.
+   step, and the most memory of all ranks together (lib/memory.py).
 3. Rounds. First what steps cost: contenders and `none` are interleaved (lib/interleaved.py), on
    tables that are not pre-touched and without checkpoints. Starts differ by some percent, so there
    are several. Contenders that write checkpoints in the background have both, at their interval.
@@ -70,8 +71,10 @@ from lib.contenders import (
 )
 from lib.disturbance import Calm, calm, cost, timeline, usual
 from lib.interleaved import ENDLESS, Beside, RunFailed, run_interleaved
+from lib.memory import PeakMemory
 from lib.pre_touched import pre_touch
 from lib.protection_files import REGIMES, Files
+from lib.protection_tables import protections_bytes
 from lib.table_rows import TableError, read_rows
 from lib.versus import auc_differences, bars, overheads, summary_lines
 
@@ -338,9 +341,10 @@ def quiet_row(folder: Path, regime: Regime, name: str, steps: int) -> dict[str, 
     """
     contender = CONTENDERS[name]
     sets = {**regime.sets, **contender.sets, "data.path": str(regime.plain), "train.steps": steps}
-    record, _ = run(
-        folder, {**sets, "checkpoint.every_steps": steps // 2 if contender.minutes else 0}
-    )
+    with PeakMemory(folder) as memory:
+        record, _ = run(
+            folder, {**sets, "checkpoint.every_steps": steps // 2 if contender.minutes else 0}
+        )
     summary = record.summary
     sent = sum(
         rank["sent"].get(phase, 0)
@@ -358,11 +362,19 @@ def quiet_row(folder: Path, regime: Regime, name: str, steps: int) -> dict[str, 
         "rows_bytes": held["data"],
         "redundancy_bytes": held["parity"],
         "undo_bytes": held["undo"],
-        "resident_peak_bytes": sum(
-            rank["resident_peak"] for rank in summary["memory_bytes_per_rank"]
-        ),
+        "peak_bytes": memory.bytes,
         "model_sha256": summary["model_sha256"],
     }
+
+
+def quiet_rows(
+    folder: Path, regime: Regime, wanted: Sequence[str], size: Size, files: Files
+) -> None:
+    """`quiet_row` of each contender that has none yet, those of the sweep left out."""
+    for name in wanted:
+        if not CONTENDERS[name].sweep and not files.has("_bytes", regime.name, name):
+            rows = tried(lambda name=name: [quiet_row(folder, regime, name, size.quiet_steps)])
+            files.add("_bytes", rows)
 
 
 ABREAST = 3
@@ -715,9 +727,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         "are of",
     )
     parser.add_argument(
-        "--accuracy",
-        action="store_true",
-        help="only the accuracy, in place of what the CSV file says of it",
+        "--part",
+        choices=("bytes", "accuracy"),
+        help="only this part, in place of what its CSV file says",
     )
     parser.add_argument(
         "--contender", choices=tuple(CONTENDERS), action="append", help="only these, and none"
@@ -744,8 +756,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(words)
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: at least 1")
-    if options.accuracy and (options.add or options.table):
-        parser.error("--accuracy measures the accuracy anew: without --add and --table")
+    if options.part and (options.add or options.table):
+        parser.error(f"--part {options.part} measures the part anew: without --add and --table")
     if options.storage_gbit <= 0:
         parser.error(f"--storage-gbit {options.storage_gbit:g}: must be above 0")
     return options
@@ -767,16 +779,20 @@ def run_or_tell(options: argparse.Namespace, output: Path) -> None:
     if not options.table:
         with tempfile.TemporaryDirectory() as scratch:
             compare(options, output, options.data or Path(scratch), Path(scratch))
-    told = output / ("protections_accuracy.csv" if options.accuracy else "protections.csv")
+    part = f"_{options.part}" if options.part else ""
+    told = output / f"protections{part}.csv"
     rows = read_rows(told)
     if rows is None:
         sys.exit(
             f"there is no {told}: "
-            + ("nothing was measured" if options.accuracy else "run without --table first")
+            + ("nothing was measured" if part else "run without --table first")
         )
-    if options.accuracy:
+    if options.part == "accuracy":
         for (regime, name), value in auc_differences(rows).items():
             print(f"{regime:>15} {name:<24} final AUC less that of none {value:+.4f}")
+        return
+    if options.part == "bytes":
+        print("\n".join(protections_bytes(rows)))
         return
     print("\n".join(summary_lines(rows)))
     for bar in bars(rows):
@@ -799,7 +815,7 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
     names = options.regime or (["embedding-heavy"] if options.smoke else list(REGIMES))
     setting, files, folder = (
         replace(PAPER, storage_gbit=options.storage_gbit),
-        Files(output, names, options.add),
+        Files(output, names, options.add, options.part and f"_{options.part}"),
         scratch / "run",
     )
     regimes = []
@@ -812,10 +828,12 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
             )
         elif real := list(real_rows(options.criteo)):
             regimes.append(regime_of(name, prepare_real(data, real), data, size))
-    if not options.accuracy:
+    if not options.part:
         side_by_side(options, regimes, wanted, size, setting, files, folder)
     for regime in regimes:
-        if not files.has("_accuracy", regime.name):
+        if options.part == "bytes":
+            quiet_rows(folder, regime, wanted, size, files)
+        elif not files.has("_accuracy", regime.name):
             files.add("_accuracy", tried(lambda regime=regime: accuracy_rows(folder, regime, size)))
 
 
@@ -828,7 +846,7 @@ def side_by_side(
     files: Files,
     folder: Path,
 ) -> None:
-    """All but the accuracy."""
+    """Everything but the accuracy."""
     names, rounds, references = (
         [regime.name for regime in regimes],
         1 if options.smoke else options.rounds,
@@ -838,7 +856,6 @@ def side_by_side(
     seconds: dict[str, float] = {}
     for regime in regimes:
         found = calibrate(folder, regime, size)
-        here = contenders_of(regime.name, wanted)
         intervals |= {
             (regime.name, name): found.interval(CONTENDERS[name], setting, size.least_interval)
             for name in CONTENDERS
@@ -852,16 +869,7 @@ def side_by_side(
             f"{intervals[regime.name, 'checkpoint-30-sync']} steps; {regime.warm} steps to warm up",
             flush=True,
         )
-        for name in here:
-            if not CONTENDERS[name].sweep and not files.has("_bytes", regime.name, name):
-                files.add(
-                    "_bytes",
-                    tried(
-                        lambda regime=regime, name=name: [
-                            quiet_row(folder, regime, name, size.quiet_steps)
-                        ]
-                    ),
-                )
+        quiet_rows(folder, regime, wanted, size, files)
     first = files.next_round(names)
     for number in range(first, first + rounds):
         for regime in regimes:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from typing import Any
 from ecrm.launch.run_state import RankState, rank_states
 from lib import measure, tables
 from lib.interleaved import ENDLESS, InterleavedRun, Program, RunFailed, launched, start
+from lib.memory import memory_of
 
 AS_ECRM = "ecrm"
 ONE, OWN = "one import", "own import"
@@ -99,37 +99,6 @@ def act_as_ecrm(arguments: list[str]) -> int:
     from ecrm.cli.commands import main
 
     return main(arguments)
-
-
-def memory_of(pid: int) -> dict[str, int]:
-    """Bytes of a process by kind of memory, from its smaps.
-
-    `pss` of all, `private` to the process, and Pss of `anonymous` memory, of memory `shared` for
-    messages and of `files`, which are libraries.
-    """
-    found = dict.fromkeys(("pss", "private", "anonymous", "shared", "files"), 0)
-    kind = "anonymous"
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        name, *rest = line.split(maxsplit=5)
-        if re.fullmatch(r"[0-9a-f]+-[0-9a-f]+", name):
-            path = rest[4] if len(rest) > 4 else ""
-            kind = (
-                "anonymous"
-                if not path or path.startswith("[")
-                else "shared"
-                if path.startswith(("/memfd:", "/dev/shm/", "/dev/zero"))
-                else "files"
-            )
-        elif name == "Pss:":
-            found["pss"] += int(rest[0]) * 1024
-            # a page of a library that was written is memory of the process alone
-            found[kind] += int(rest[0]) * 1024
-        elif name == "Pss_Anon:" and kind == "files":
-            found["files"] -= int(rest[0]) * 1024
-            found["anonymous"] += int(rest[0]) * 1024
-        elif name in ("Private_Clean:", "Private_Dirty:"):
-            found["private"] += int(rest[0]) * 1024
-    return found
 
 
 def program(name: str, config: str, sets: Mapping[str, Any], folder: Path) -> Program:

@@ -18,17 +18,20 @@ KINDS = ("", "_bytes", "_size", "_accuracy", "_timeline")
 class Files:
     """The CSV files, written whenever rows are added: a run that is cut off leaves what it has.
 
-    Rows of other regimes than `regimes` stay, and with `keep` those of these. Raises TableError for
-    a file that is empty, and where rows to add to are of another machine, torch or Open MPI.
+    Rows of other regimes than `regimes` stay, and with `keep` those of these. `part` is the only
+    kind measured anew: all others stay. Raises TableError for a file that is empty, and where rows
+    to add to are of another machine, torch or Open MPI.
     """
 
-    def __init__(self, folder: Path, regimes: Sequence[str], keep: bool = False) -> None:
+    def __init__(
+        self, folder: Path, regimes: Sequence[str], keep: bool = False, part: str | None = None
+    ) -> None:
         self._folder, self._about = folder, measure.device()
         self.rows: dict[str, list[dict[str, Any]]] = {
             kind: [
                 row
                 for row in read_rows(folder / f"protections{kind}.csv") or ()
-                if keep or row["regime"] not in regimes
+                if keep or part not in (None, kind) or row["regime"] not in regimes
             ]
             for kind in KINDS
         }
@@ -37,7 +40,7 @@ class Files:
             row
             for kind in KINDS
             for row in self.rows[kind]
-            if row["regime"] in regimes and row.get("device")
+            if keep and row["regime"] in regimes and row.get("device")
         ):
             for field in ("device", "cores", "torch", "openmpi"):
                 if row[field] != str(self._about[field]):
@@ -68,7 +71,7 @@ class Files:
                     f"rows, not {row['rows_bytes']}: measure it without --add"
                 )
         self.rows[kind] += [{**row, **self._about} for row in rows]
-        if kind == "":
+        if kind in ("", "_bytes"):
             self._count_checkpoints()
         # whatever was measured last
         self.rows[kind].sort(key=lambda row: REGIMES.index(row["regime"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ecrm.config.schema import Config
 from ecrm.engine import events
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
+from ecrm.process.farewell import freeze
 from ecrm.process.ready import ReadyMemory, ready_spares
 from ecrm.process.stop_signals import StopSignals
 from ecrm.process.title import name_by_role
@@ -117,8 +117,7 @@ def build_rank(
     if transport.joined:
         waiting("the run admits this rank")
         # here: after the join all other ranks would wait for a second
-        gc.collect()
-        gc.freeze()
+        freeze()
         engine.recovery.join()
     elif run.loads_tables:
         _load_tables(transport, run, engine, waiting)

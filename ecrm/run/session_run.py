@@ -27,6 +27,7 @@ from ecrm.placement.initial_values import FileValues
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.process.device import device_of, gpu_trained_on, trained_on
+from ecrm.process.farewell import freeze
 from ecrm.process.preflight import host_name
 from ecrm.run.announce import start_event, tell_end
 from ecrm.run.build_rank import Rank, build_rank
@@ -172,9 +173,7 @@ def start_run(wanted: Wanted) -> Started:
         write_join_file(run.folder.path, transport, hosts)
     if rank.number > 1 and over_links():
         say_on_first(f"session {rank.number} admits no rank: a host that is lost stays lost")
-    gc.collect()
-    # collecting garbage among all objects of torch would stop every rank for 0.1 to 0.4 s
-    gc.freeze()
+    freeze()
 
     def doing(place: Place | str) -> None:
         ends = isinstance(place, Place) and place.part in UNJUDGED

@@ -99,7 +99,8 @@ def test_accuracy_alone_is_measured_anew_also_while_a_shard_is_away(tmp_path, ca
     bench = program("bench_protections")
     told = {"regime": "embedding-heavy", "contender": "none", "step_ms": 1.5, "device": "another"}
     bench.measure.write_csv(tmp_path / "protections.csv", [told])
-    bench.main(["--smoke", "--accuracy", "--contender", "stateless-30", "--output", str(tmp_path)])
+    words = ["--smoke", "--part", "accuracy", "--contender", "stateless-30"]
+    bench.main([*words, "--output", str(tmp_path)])
     assert [row["device"] for row in bench.read_rows(tmp_path / "protections.csv")] == [
         "another"
     ], "left as it is"

@@ -61,12 +61,20 @@ def left_whole(folder) -> None:
         assert (folder / f"handled-{rank}").read_text() == "handled"
         assert (folder / f"before-{rank}.csv").read_text().split() == LINES
         assert (folder / f"thread-{rank}").read_text() == "through"
+        assert (folder / f"holding-{rank}.csv").read_text() == "held"
         assert zipfile.ZipFile(folder / f"rows-{rank}.zip").read("rows") == b"all"
         assert not list(folder.glob("short-lived-*"))
 
 
 def test_open_files_are_written_and_handlers_run(done):
     left_whole(done[1])
+
+
+def test_an_object_in_a_cycle_from_before_the_training_ends(tmp_path):
+    done = run(tmp_path, "ends cycles")
+    assert done.returncode == 0, done.stderr
+    left_whole(tmp_path)
+    assert [(tmp_path / f"cycle-{rank}").read_text() for rank in range(2)] == ["ended"] * 2
 
 
 def test_open_files_are_written_and_handlers_run_after_an_error(tmp_path):

@@ -576,7 +576,7 @@ def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
 
 def test_wrong_options_end_in_one_line(tmp_path, capsys):
     bench = program("bench_protections")
-    for words in (["--rounds", "0"], ["--storage-gbit", "0"], ["--accuracy", "--add"]):
+    for words in (["--rounds", "0"], ["--storage-gbit", "0"], ["--part", "accuracy", "--add"]):
         with pytest.raises(SystemExit):
             bench.main(words)
         assert "error: " in capsys.readouterr().err.splitlines()[-1]

@@ -57,6 +57,29 @@ def write_late(path: Path) -> None:
 
 mode, folder = sys.argv[1], Path(sys.argv[2])
 before = open(folder / f"before-{os.environ['OMPI_COMM_WORLD_RANK']}.csv", "w")
+
+
+class Ended:
+    """Says in a file that it has ended; `me` makes a cycle, which only a collection ends."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.me = file, self
+
+    def __del__(self) -> None:
+        self.file.write_text("ended")
+
+
+class Holding:
+    """Holds an open file in a cycle."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.me = open(file, "w"), self
+
+
+if mode == "ends cycles":
+    cycle = Ended(folder / f"cycle-{os.environ['OMPI_COMM_WORLD_RANK']}")
+holding = Holding(folder / f"holding-{os.environ['OMPI_COMM_WORLD_RANK']}.csv")
+holding.file.write("held")
 table = EmbeddingBagConfig(name="songs", embedding_dim=8, num_embeddings=50, feature_names=["item"])
 model = nn.ModuleDict(
     {
