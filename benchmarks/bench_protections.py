@@ -145,7 +145,7 @@ TINY = Size(
     10,
     6,
     20,
-    5,
+    4,
     6,
     {"dense-heavy": 16, "embedding-heavy": 16, "criteo": 16},
     {"dense-heavy": 500, "embedding-heavy": 500, "criteo": 500},

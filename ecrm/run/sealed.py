@@ -45,14 +45,15 @@ def sealed(
     where: str,
     work: Callable[[], Generator[Any, None, Result]],
     on_recovery: Callable[[], None],
+    waits: bool = True,
 ) -> Generator[Any, None, Result]:
     """Collective: `meet`, commit, do `work` on every rank, and return this rank's result of `work`.
 
     Values yielded by `work` are passed on. `work` must not change rows, and begins without a
-    missing row. After a failure all ranks begin again with `meet`, unless a survivor knows of the
-    seal after `work`. `on_recovery` is called after every failure without undone steps, and may
-    raise StepAborted. Raises StepAborted after undone steps, StopRequested if a rank asks to stop,
-    and the errors of `meet`.
+    missing row if it `waits`. After a failure all ranks begin again with `meet`, unless a survivor
+    knows of the seal after `work`. `on_recovery` is called after every failure without undone
+    steps, and may raise StepAborted. Raises StepAborted after undone steps, StopRequested if a rank
+    asks to stop, and the errors of `meet`.
     """
     step, user_code = engine.step, user_code_of(engine)
     while True:
@@ -62,7 +63,8 @@ def sealed(
             meet(engine, where)
             engine.check_stop()
             engine.commit()
-            engine.rebuild_all()
+            if waits:
+                engine.rebuild_all()
             done.append((yield from work()))
             user_code.seal(engine)
             return done[0]

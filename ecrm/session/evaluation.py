@@ -112,6 +112,8 @@ class Evaluation:
                 "session.eval_batches",
                 lambda: self._once_through(count, feed),
                 self._went_back,
+                # stand-ins answer for a shard that is away, but for the finished model
+                waits=engine.over or engine.state.protection.stand_in is None,
             )
         finally:
             feed.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from support.drilling import STATELESS, drill
 
 
@@ -36,7 +34,6 @@ def test_a_killed_server_is_restored_while_the_others_train(tmp_path, criteo_row
     assert "can survive 1 more at once, and any ranks that hold no dense replica" in run.output
 
 
-@pytest.mark.drill
 def test_an_evaluation_goes_on_while_a_shard_is_away(tmp_path, criteo_rows):
     sets = {**STATELESS, "train.eval_every_steps": 14, "protection.rebuild_rows_per_step": 20}
     run = drill(tmp_path / "run", criteo_rows, sets, ("1@13:update",))
