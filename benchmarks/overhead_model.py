@@ -8,11 +8,12 @@ first order: every failure costs by itself, and nothing fails while a failure is
 There are S servers with B bytes of rows and state each. Failures are independent and come every
 M = (MTBF of a server) / S:
 
-  checkpoint, every T seconds     normal C / T      failures (T / 2 + C + D) / M
+  checkpoint, every T seconds     normal C / T      failures (T / 2 + 2 C + D) / M
       C = B / storage rate: each server writes its part while training waits. Going back loses half
-      an interval on average, reads for C again, and takes D to notice. T is 30 or 60 minutes, or
-      sqrt(2 C M) (Young 1974), the best to first order: the least that waiting can cost.
-  checkpoint-async                normal f C / T    failures (T / 2 + C + C + D) / M
+      an interval on average, reads each file twice, to check and to load it, and takes D to notice.
+      T is 30 or 60 minutes, or sqrt(2 C M) (Young 1974), the best to first order: the least that
+      waiting can cost.
+  checkpoint-async                normal f C / T    failures (T / 2 + C + 2 C + D) / M
       Training loses a share f of C, to waiting and to slower steps. What it goes back to is older
       by the C that writing takes.
   erasure k=4 m=1                 normal p          failures (g + R (1 - w)) / M

@@ -230,30 +230,31 @@ def server_dies(canvas: Canvas, rows: Sequence[Row]) -> None:
         if (regime, name) in found
     }
     axes = canvas.subplots()
-    # without the first and last steps of the shorter run
-    end = 0.85 * min((max(numbers(mine, "end")) for mine, _ in runs.values()), default=1.0)
+    # without the first and last steps of the shorter run, on either side of the kill
+    ends = [max(numbers(mine, "end")) for mine, _ in runs.values()]
+    begins = [-min(numbers(mine, "begin")) for mine, _ in runs.values()]
+    end = 0.85 * min([*ends, *begins], default=1.0)
     for mine, colour in runs.values():
         seconds, rates = _rates(mine, -end, end, buckets=96)
         axes.plot(seconds, [rate / 1e3 for rate in rates], color=colour, linewidth=2.6)
     most = axes.dataLim.y1
     axes.axvline(0, color=BAR, linewidth=2)
-    said = [("server killed ", 0.0, 1.15 * most, "right", BAR)]
+    # above the curves: below, words would hide checkpoints
+    upper, lower = 1.31 * most, 1.14 * most
+    said = [("server killed ", upper, "right", BAR)]
     if "parity" in runs:
         mine, colour = runs["parity"]
-        text = f"  parity: {_lost_seconds(mine):.2f} s lost"
-        said.append((text, 0.0, 1.15 * most, "left", colour))
+        said.append((f"  parity: {_lost_seconds(mine):.2f} s lost", upper, "left", colour))
     if "checkpoints" in runs:
         mine, colour = runs["checkpoints"]
-        lost = _lost_seconds(mine)
-        said.append((f"checkpoints:\n{lost:.1f} s lost", lost / 2, 0.3 * most, "center", colour))
-        longest = max((span for span in _spans(mine) if span[1] < 0), key=lambda s: s[1] - s[0])
-        said.append((" a checkpoint\n is written", longest[1], 0.3 * most, "left", colour))
-    for text, x, y, side, colour in said:
+        said.append((f"  checkpoints: {_lost_seconds(mine):.1f} s lost", lower, "left", colour))
+        said.append(("each dip: a checkpoint ", lower, "right", colour))
+    for text, y, side, colour in said:
         axes.text(
-            x, y, text, ha=side, va="center", color=colour, weight="bold", size=13, bbox=PATCH
+            0.0, y, text, ha=side, va="center", color=colour, weight="bold", size=13, bbox=PATCH
         )
     axes.set_xlim(-end, end)
-    axes.set_ylim(0, 1.28 * most)
+    axes.set_ylim(0, 1.42 * most)
     axes.set_ylabel("thousand new samples/s", size=13)
     axes.set_xlabel("seconds before and after the SIGKILL", size=13)
     axes.tick_params(labelsize=12)

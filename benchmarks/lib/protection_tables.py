@@ -198,7 +198,7 @@ def protections_bytes(rows: Sequence[Row]) -> list[str]:
                 written,
                 f"{float(row['redundancy_bytes']) / held:.2f}",
                 f"{float(row['undo_bytes']) / 1e6:,.1f}",
-                f"{float(row.get('peak_bytes') or row['resident_peak_bytes']) / 1e6:,.0f}",
+                f"{float(row['peak_bytes']) / 1e6:,.0f}",
             )
         )
     header = (
@@ -209,7 +209,7 @@ def protections_bytes(rows: Sequence[Row]) -> list[str]:
         "written per step, MB",
         "redundancy / rows",
         "undo log, MB",
-        "peak resident memory of all ranks, MB",
+        "peak memory of all ranks, MB",
     )
     return markdown(header, lines)
 

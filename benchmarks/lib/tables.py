@@ -11,6 +11,7 @@ import os
 import re
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -934,7 +935,8 @@ def content(
     try:
         lines = found.lines(*rows.values())
         if found.sourced:
-            lines += ["", f"*{source(rows[found.csv], found.csv)}*"]
+            told = f"*{source(rows[found.csv], found.csv)}*"
+            lines += ["", *textwrap.wrap(told, 100, break_on_hyphens=False)]
         return "\n".join(lines)
     except (KeyError, ValueError, TypeError) as error:
         raise TableError(

@@ -146,11 +146,11 @@ def test_the_model_of_checkpoints():
     assert (CLUSTER.mtbf, CLUSTER.checkpoint_seconds) == (10_000.0, 10.0)
     found = model.of_checkpoints(CLUSTER, 1000.0, MEASURED)
     assert found.normal == pytest.approx(0.01)
-    assert found.lost == pytest.approx(500 + 10 + 0.1)
-    assert found.failures == pytest.approx(510.1 / 10_000)
-    assert found.total == pytest.approx(0.01 + 0.05101)
+    assert found.lost == pytest.approx(500 + 2 * 10 + 0.1)
+    assert found.failures == pytest.approx(520.1 / 10_000)
+    assert found.total == pytest.approx(0.01 + 0.05201)
     found = model.of_checkpoints(CLUSTER, 1000.0, MEASURED, background=True)
-    assert found.normal == pytest.approx(0.002) and found.lost == pytest.approx(500 + 10 + 10 + 0.1)
+    assert found.normal == pytest.approx(0.002) and found.lost == pytest.approx(500 + 30 + 0.1)
 
 
 def test_no_interval_between_checkpoints_is_better_than_the_best():
