@@ -32,6 +32,10 @@ class Goal:
     keep_best: bool
     patience: int
 
+    def beats(self, value: float, other: float) -> bool:
+        """Whether `value` is better than `other`; any value beats NaN."""
+        return math.isnan(other) or (value > other if self.mode == "max" else value < other)
+
 
 def goal_of(mode: str | None, keep_best: bool, patience: int) -> Goal | None:
     """The goal for arguments of `session.every`. Raises UsageError for unfit arguments."""
@@ -54,7 +58,11 @@ class Reported:
 
     - `at`: by number of a function, the step of the function's last reported value.
     - `best`, `step`: the best value and its step; NaN and -1 before the first value.
-    - `without_gain`: the number of values since the best. `patience`: the patience of the goal.
+    - `to_beat`: the best value on the schedule of `session.every`; NaN before the first. A run
+      that ends off the schedule reports once more. A resumed run then ends at the step at which an
+      undisturbed run ends.
+    - `without_gain`: the number of values on the schedule since `to_beat`. `patience`: the patience
+      of the goal.
     - `of`: the values compared, as "mode step", the step at which the data began. A run that goes
       on with other data, or with another mode, begins a new comparison.
     - `named`: the named values reported last.
@@ -63,6 +71,7 @@ class Reported:
     at: Mapping[int, int] = field(default_factory=dict)
     best: float = math.nan
     step: int = -1
+    to_beat: float = math.nan
     without_gain: int = 0
     patience: int = 0
     of: str = ""
@@ -72,6 +81,7 @@ class Reported:
     def from_state(state: Mapping[str, Any]) -> Reported:
         """The values of a replica's `reports`; JSON may have turned the keys into strings."""
         fields = {name: value for name, value in state.items() if name != "at"}
+        fields.setdefault("to_beat", fields.get("best", math.nan))  # a state of an older version
         return Reported({int(n): step for n, step in state.get("at", {}).items()}, **fields)
 
     def state(self) -> dict[str, Any]:
@@ -79,11 +89,19 @@ class Reported:
         return {**vars(self), "at": {str(number): step for number, step in self.at.items()}}
 
     def after(
-        self, value: float, step: int, number: int, goal: Goal | None, data_began: int = 0
+        self,
+        value: float,
+        step: int,
+        number: int,
+        goal: Goal | None,
+        data_began: int = 0,
+        *,
+        on_schedule: bool = True,
     ) -> Reported:
         """The values after a further value of function `number`; NaN is no value.
 
-        A second value for the same step, as from a run resumed at the step, changes nothing.
+        A second value for the same step, as from a run resumed at the step, changes nothing. A
+        value off the schedule may be the best, and does not count for the patience.
         """
         of = self.of if goal is None else f"{goal.mode} {data_began}"
         anew = of != self.of
@@ -92,10 +110,15 @@ class Reported:
         now = replace(self, at={**self.at, number: step}, of=of)
         if goal is None:
             return now
-        better = value > self.best if goal.mode == "max" else value < self.best
-        if better or anew:
-            return replace(now, best=value, step=step, without_gain=0, patience=goal.patience)
-        return replace(now, without_gain=self.without_gain + 1, patience=goal.patience)
+        if anew:
+            now = replace(now, best=math.nan, to_beat=math.nan, without_gain=0)
+        if goal.beats(value, now.best):
+            now = replace(now, best=value, step=step, patience=goal.patience)
+        if not on_schedule:
+            return now
+        if goal.beats(value, now.to_beat):
+            return replace(now, to_beat=value, without_gain=0)
+        return replace(now, without_gain=now.without_gain + 1, patience=goal.patience)
 
     @property
     def out_of_patience(self) -> bool:
@@ -105,7 +128,7 @@ class Reported:
     def in_words(self) -> str:
         """The reason for the end of training."""
         return (
-            f"none of {self.without_gain} values reported since was better than "
+            f"none of the last {self.without_gain} values reported was better than "
             f"{self.best:g} at step {self.step}"
         )
 

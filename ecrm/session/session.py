@@ -416,7 +416,9 @@ class Session:
         - `patience`: training ends after `patience` values in a row without a better value; 0 for
           never.
 
-        With `at_end` the function is called after the last step, too; with `steps` 0 only then.
+        With `at_end` the function is called after the last step, too; with `steps` 0 only then. If
+        the last step is off the schedule, its value may be the best, and does not count for
+        `patience`.
 
         Raises UsageError for a second function with a mode. A run on ranks without checkpoints
         refuses `keep_best` at its start; a process without ranks only warns.

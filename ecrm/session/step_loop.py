@@ -48,8 +48,11 @@ class Every:
 
     def after(self, step: int, last: bool) -> bool:
         """Whether the function is due once `step` steps are done; `last`: training is over."""
-        due = self.steps > 0 and step % self.steps == 0
-        return step > 0 and (due or (last and self.at_end))
+        return step > 0 and (self.on_schedule(step) or (last and self.at_end))
+
+    def on_schedule(self, step: int) -> bool:
+        """Whether a run of any length calls the function after `step` steps."""
+        return self.steps > 0 and step % self.steps == 0
 
 
 class WorkBetweenSteps:
@@ -202,8 +205,16 @@ class WorkBetweenSteps:
         before = after = Reported()
         try:
             meet(engine, "the end of a function for session.every")
-            goal, before = self._every[number].goal, self._share()
-            after = before.after(self._reported, step, number, goal, self._data_began)
+            every, before = self._every[number], self._share()
+            goal = every.goal
+            after = before.after(
+                self._reported,
+                step,
+                number,
+                goal,
+                self._data_began,
+                on_schedule=every.on_schedule(step),
+            )
             if self._named:
                 after = replace(after, named={**after.named, **self._named})
             self._follow(after, goal)

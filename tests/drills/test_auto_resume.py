@@ -37,7 +37,7 @@ KILLS = [
     there("checkpoints/step-*/.manifest.json"),
     after(3.6),
     after(4.2),
-    there("checkpoints/step-00000400"),
+    there("checkpoints/step-00002000"),
     there(".summary.json*"),
 ]
 """When everything is killed: in seconds from typing the line, or as soon as a file is there."""
@@ -61,7 +61,7 @@ KILLS = [
 def test_one_line_killed_at_every_instant_ends_in_the_undisturbed_model(
     tmp_path, criteo_rows, sets
 ):
-    long = {**BASE, "train.steps": 400}
+    long = {**BASE, "train.steps": 2000}
     folder, expected = tmp_path / "run", launch(tmp_path / "undisturbed", criteo_rows, long).model
     words, killed = one_line(folder, criteo_rows, {**long, **sets}), 0
     for kill in KILLS:

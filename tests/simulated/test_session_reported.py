@@ -21,8 +21,8 @@ from ecrm.session.step_loop import ended_early
 from ecrm.testing.simulated_transport import PhaseFault, ProgramFailed
 from support.sessions import Layout, Left, run
 
-VALUES = {2: 0.5, 4: 0.8, 6: 0.7, 8: 0.8, 10: 0.9}
-"""By step: the best of the first eight steps comes at step 4, and again at step 8."""
+VALUES = {2: 0.5, 4: 0.8, 5: 0.6, 6: 0.7, 7: 0.9, 8: 0.8, 10: 0.9}
+"""By step: the best of the even steps up to eight comes at step 4, and again at step 8."""
 DEATHS = {
     "none": (),
     "main as the best is found": (PhaseFault(3, 4, "evaluate"),),
@@ -87,10 +87,35 @@ def test_the_best_model_is_kept_and_training_ends_without_gain(deaths, interval,
     calm, calm_best, why = left((), tmp_path / "calm")
     assert calm_best == 4
     assert "(step=8, " in why and "best_step=4" in why
-    assert "none of 2 values reported since was better than 0.8 at step 4" in why
+    assert "none of the last 2 values reported was better than 0.8 at step 4" in why
     found, best, said = left(DEATHS[deaths], tmp_path / "killed")
     assert (found.tables, found.dense, best, said) == (calm.tables, calm.dense, 4, why)
     assert contents(tmp_path / "killed" / "best") == contents(tmp_path / "calm" / "best")
+
+
+@pytest.mark.parametrize(("end", "best"), [(5, 4), (6, 4), (7, 7)])
+def test_a_resumed_run_ends_early_at_the_step_of_the_undisturbed_run(end, best, tmp_path):
+    """The first part also reports after step 5 or 7, as no undisturbed run does."""
+    prepare = reports(mode="max", keep_best=True, patience=2, at_end=True)
+
+    def left(folder: Path, steps: int, resumes: bool = False) -> tuple[Left, int]:
+        at = with_checkpoints(layout(), folder, resumes, steps)
+        ended: list[int] = []
+
+        def train(start: Any) -> Session:
+            session = trained(prepare=prepare, steps=steps)(start)
+            ended.append(session._engine.step)
+            return session
+
+        found = run((), at, train)
+        return found, max(ended)
+
+    calm, calm_end = left(tmp_path / "calm", 12)
+    left(tmp_path / "parts", end)
+    again, again_end = left(tmp_path / "parts", 12, resumes=True)
+    assert calm_end == again_end == 8
+    assert (again.tables, again.dense) == (calm.tables, calm.dense)
+    assert Checkpoint.open((tmp_path / "parts" / "best").resolve()).step == best
 
 
 def test_the_lowest_value_is_the_best_with_mode_min(tmp_path):

@@ -352,6 +352,26 @@ def test_values_of_other_data_or_of_another_mode_begin_a_new_comparison():
         assert (anew.best, anew.step, anew.without_gain) == (0.5, 20, 0)
 
 
+def test_a_value_off_the_schedule_may_be_the_best_and_does_not_count_for_the_patience():
+    most = Goal("max", True, 2)
+    before = Reported().after(0.7, 10, 0, most).after(0.6, 20, 0, most)
+    worse = before.after(0.5, 25, 0, most, on_schedule=False)
+    better = before.after(0.8, 25, 0, most, on_schedule=False)
+    assert (worse.best, worse.step, worse.without_gain) == (0.7, 10, 1)
+    assert (better.best, better.step, better.without_gain) == (0.8, 25, 1)
+    for reported in (before, worse, better):
+        again = Reported.from_state(json.loads(json.dumps(reported.state())))
+        assert again.after(0.65, 30, 0, most).out_of_patience
+        assert not again.after(0.75, 30, 0, most).after(0.74, 40, 0, most).out_of_patience
+    first = Reported().after(0.9, 5, 0, most, on_schedule=False).after(0.5, 10, 0, most)
+    assert (first.best, first.step, first.without_gain) == (0.9, 5, 0)
+
+
+def test_the_best_value_of_an_older_checkpoint_is_to_be_beaten():
+    old = {"at": {"0": 10}, "best": 0.7, "step": 10, "without_gain": 1, "of": "max 0", "named": {}}
+    assert Reported.from_state(old).after(0.6, 20, 0, Goal("max", True, 2)).out_of_patience
+
+
 def test_an_end_of_training_at_the_step_gone_on_from_is_forgotten():
     ended, replica = ModuleReplica(nn.Linear(1, 1), sgd), ModuleReplica(nn.Linear(1, 1), sgd)
     ended.end_at(8)

@@ -97,6 +97,7 @@ elif how == "bad disk":
         CriteoDataset._read = read_or_fail
 elif how.startswith("set "):
     if os.environ["OMPI_COMM_WORLD_RANK"] == rank:
+        os.environ["ECRM_TEST_HOW"] = how  # forked apart, with arguments of its own
         arguments += [word for one in how.split()[1:] for word in ("--set", one)]
 elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
     os.environ["ECRM_TEST_HOW"] = how
