@@ -98,6 +98,8 @@ elif how == "bad disk":
 elif how.startswith("set "):
     if os.environ["OMPI_COMM_WORLD_RANK"] == rank:
         os.environ["ECRM_TEST_HOW"] = how  # forked apart, with arguments of its own
+        at = arguments.index("--spec")
+        del arguments[at : at + 2]  # the config that `ecrm launch` has settled for all ranks
         arguments += [word for one in how.split()[1:] for word in ("--set", one)]
 elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
     os.environ["ECRM_TEST_HOW"] = how
