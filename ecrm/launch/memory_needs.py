@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.checkpoint.compatibility import capped
-from ecrm.config.schema import Config
+from ecrm.config.schema import READY_BYTES, Config
 from ecrm.data.described import Described, describe
 from ecrm.launch.dense_size import dense_parameters, pairs
 from ecrm.placement.sparse_optimizer import STATE_WIDTHS
@@ -48,6 +48,8 @@ GPU_VECTOR = 16
 """Bytes: the size of a record on a GPU is a multiple of GPU_VECTOR."""
 NOTES_BYTES = 2_000_000
 """Notes of steps beside a dense state at most: 30 bytes a slot and step, of 1,000 steps."""
+BUFFERS = 3
+"""Copies of each looked up value held by the trainers in a step, with the recipes' DLRM."""
 REGISTERED = 16 << 20
 """Bytes of lent memory registered with a GPU at once; registering hands out the pages."""
 MB = 1e6
@@ -61,6 +63,7 @@ class Need:
     - `rows`, with optimizer state, and `parity`: once every row was updated.
     - `undo`: undo logs at most.
     - `dense`: the dense replica.
+    - `ready`: memory of a spare for a takeover, with `storage.prefault`.
     - `order`: the numbers of a table's rows in a random order, for this pass and both beside it.
     - `staging`: copies on the host of data sent and received by a GPU, at most. Most of `staging`
       is pinned.
@@ -74,6 +77,7 @@ class Need:
     parity: int = 0
     undo: int = 0
     dense: int = 0
+    ready: int = 0
     order: int = 0
     staging: int = 0
 
@@ -137,7 +141,8 @@ def of_server(load: RowLoad, config: Config) -> Need:
 class Needs:
     """The needs of a config's ranks: a `server`, a `trainer`, a `spare`, and all ranks together.
 
-    `load` has the rows of all tables. `server_on_gpu` and `dense_on_gpu` are the needs of a server
+    `load` has the rows of all tables. `ready_spare` is the need of one of the next
+    `config.ready_spares` spares. `server_on_gpu` and `dense_on_gpu` are the needs of a server
     and a dense replica on a GPU. Memory of an imitated GPU counts as memory of the host.
     """
 
@@ -175,6 +180,7 @@ class Needs:
             self.server = Need(staging=_server_staging(config, looked_up, touched, record))
             self.server_on_gpu = Need(process=0, rows=rows, parity=parity, undo=undo)
         self.spare = Need()
+        self.ready_spare = Need(ready=self.server.rows + self.server.parity + READY_BYTES)
         updated = sum(
             min(size, ceil(steps * train.global_batch * data.lookups[name]))
             for name, size in tables.items()
@@ -186,12 +192,16 @@ class Needs:
         self._files = _mapped_bytes(config, periods * cluster.servers, updated, looked_up)
 
     def of_ranks(
-        self, servers: Sequence[int], trainers: Sequence[int], holders: Sequence[int]
+        self,
+        servers: Sequence[int],
+        trainers: Sequence[int],
+        holders: Sequence[int],
+        spares: Sequence[int] = (),
     ) -> list[Need]:
         """The need of each rank, in the order of the ranks.
 
-        `servers`, `trainers` and `holders` are ranks; `holders` have a dense replica. A server may
-        be named once for each of its shards.
+        `servers`, `trainers`, `holders` and `spares` are ranks; `holders` have a dense replica. A
+        server may be named once for each of its shards. The spares come in the order of takeovers.
         """
         needs = [Need() for _ in range(self.config.world_size)]
         for rank in dict.fromkeys(servers):
@@ -200,6 +210,8 @@ class Needs:
             needs[rank] += replace(self.trainer, process=0, dense=0)
         for rank in holders:
             needs[rank] = replace(needs[rank], dense=self._dense)
+        for rank in spares[: self.config.ready_spares]:
+            needs[rank] += replace(self.ready_spare, process=0)
         return needs
 
     def on_gpu_of_ranks(self, servers: Sequence[int], holders: Sequence[int]) -> list[Need]:
@@ -219,7 +231,7 @@ class Needs:
         bytes_of_all = LEAST_PROCESS_BYTES * config.world_size + self._dense * holders
         if config.storage.prefault:
             bytes_of_all += (self.server.rows + self.server.parity) * config.cluster.servers
-        return bytes_of_all
+        return bytes_of_all + self._ready
 
     @property
     def most(self) -> int:
@@ -237,7 +249,22 @@ class Needs:
         of_slots = self._dense * holders + of_trainers * cluster.trainers
         of_shards = (rows + self.server.undo + self.server.staging) * cluster.servers
         processes = PROCESS_BYTES * config.world_size + libraries(config, config.world_size)
-        return processes + of_slots + of_shards
+        return processes + of_slots + of_shards + self._ready
+
+    @property
+    def buffers(self) -> int:
+        """Bytes of a step's buffers on all trainers together, about."""
+        return BUFFERS * 4 * self.config.model.embedding_dim * self.load.looked_up
+
+    @property
+    def spares_in_need(self) -> int:
+        """The number of spares with memory ready for a takeover."""
+        return min(self.config.ready_spares, self.config.cluster.spares)
+
+    @property
+    def _ready(self) -> int:
+        """Bytes of all ready spares together."""
+        return self.ready_spare.ready * self.spares_in_need
 
     @property
     def files(self) -> int:
@@ -335,6 +362,8 @@ def check_memory(config: Config, steps: int, available: int, gpus: Sequence[int]
     needs = Needs(config, steps)
     if needs.certain > available:
         rows = ", and with storage.prefault all rows and redundancy"
+        if needs.spares_in_need:
+            rows += f", also for a shard on {counted(needs.spares_in_need, 'spare')}"
         raise UsageError(
             f"this run needs at least {needs.certain / MB:,.0f} MB of memory, "
             f"{available / MB:,.0f} MB are available here: "
@@ -455,10 +484,10 @@ def in_words(
     """
     needs, view = Needs(config, steps), _view(config, hosts)
     names = ["this machine"] * config.world_size if hosts is None else hosts
-    ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense)
+    ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense, view.spares)
     lines = [
         "memory once all rows are updated; a row takes memory from its first update on; "
-        "buffers of a step come on top:",
+        f"buffers of a step come on top, about {needs.buffers / MB:,.1f} MB on all trainers:",
         *_by_need(ranks),
     ]
     for host in dict.fromkeys(names):

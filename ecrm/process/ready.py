@@ -12,30 +12,13 @@ import torch
 from torch import Tensor
 
 from ecrm.base.allocate import lazy_zeros
+from ecrm.config.schema import WORKING_BYTES, WORKING_BYTES_TO_SHARE
 from ecrm.placement.view import View
 from ecrm.process.memory import have_free_memory
-from ecrm.protection.base import Protection
 from ecrm.storage.prefault import Prefault
 
 if TYPE_CHECKING:
     from ecrm.engine.engine import Engine
-
-
-WORKING_BYTES, WORKING_BYTES_TO_SHARE = 64 << 20, 32 << 20
-"""Memory waiting on a ready spare: own memory, and memory to share.
-
-Without the own memory a spare that takes over spends 8 ms of a core on new pages until the step is
-done. Without the memory to share the spare's first update took 7 ms, later updates 2 ms
-(embedding-heavy, 2,048 samples per slot).
-"""
-
-
-def ready_spares(protection: Protection) -> int:
-    """The number of ready spares.
-
-    m ranks may die at once, and m more while the spares that move up take memory.
-    """
-    return 2 * (protection.dense_replicas - 1)
 
 
 class ReadyMemory:

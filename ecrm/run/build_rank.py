@@ -14,7 +14,7 @@ from ecrm.engine import events
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.process.farewell import freeze
-from ecrm.process.ready import ReadyMemory, ready_spares
+from ecrm.process.ready import ReadyMemory
 from ecrm.process.stop_signals import StopSignals
 from ecrm.process.title import name_by_role
 from ecrm.run.claim import RunContext
@@ -79,7 +79,7 @@ def build_rank(
     the advice to a person about nonfinite losses. Raises UsageError, DataError and Unrecoverable,
     each on every rank.
     """
-    config, protection = run.config, cluster.protection
+    config = run.config
     reporter = _reporter(run, cluster, remedy)
     faults = injected_faults(
         () if transport.joined else run.spec.kills,
@@ -102,7 +102,7 @@ def build_rank(
     hooks = _hooks(transport.rank, cluster, reporter, faults, meters, watch, stop)
     name_by_role(cluster.view, transport.rank)
     standstill = Standstill(hooks)
-    memory = ReadyMemory(ready_spares(protection))
+    memory = ReadyMemory(config.ready_spares)
     waiting("tables are built")
     # records are alike on all ranks
     allocate = ZerosOn(CPU) if cluster.rows_on_gpu else memory.allocate

@@ -12,7 +12,7 @@ import torch
 from ecrm.base.allocate import UNTOUCHED
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import named
-from ecrm.config.schema import Config
+from ecrm.config.schema import READY_BYTES, Config
 from ecrm.placement.stripes import StripeShape, row_layouts
 from ecrm.placement.tables import RowSpace
 from ecrm.run.connect import Cluster
@@ -48,9 +48,11 @@ def judge_memory(
     if config.kind.rows_in_files:
         return ""
     needed: dict[str, int] = {}
-    for rank in cluster.view.shards:
+    ready = cluster.view.spares[: config.ready_spares]
+    for rank in (*cluster.view.shards, *ready):
         if rank in hosts and rank not in on_gpu:  # a rank that has died here takes no memory
-            needed[hosts[rank]] = needed.get(hosts[rank], 0) + each
+            to_work_in = READY_BYTES if rank in ready else 0
+            needed[hosts[rank]] = needed.get(hosts[rank], 0) + each + to_work_in
     there = {
         host: min(available[rank] for rank in available if hosts[rank] == host) for host in needed
     }

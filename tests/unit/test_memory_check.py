@@ -8,6 +8,7 @@ import torch
 from ecrm.base.allocate import CPU, ZerosOn, lazy_zeros
 from ecrm.base.errors import UsageError
 from ecrm.config import load_config
+from ecrm.config.schema import READY_BYTES
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table, row_spaces
@@ -108,11 +109,14 @@ def test_only_a_rank_with_rows_on_a_real_gpu_counts_its_memory(monkeypatch):
     assert shown("storage.device=cuda", "testing.imitated_gpu=true") is None
 
 
-def cluster(shards: list[list[int]], shape: StripeShape) -> SimpleNamespace:
+def cluster(
+    shards: list[list[int]], shape: StripeShape, spares: tuple[int, ...] = ()
+) -> SimpleNamespace:
     """A run's ranks on host a, with the shards of each."""
     view = SimpleNamespace(
         shards=[rank for rank, held in enumerate(shards) for _ in held],
         shards_of=lambda rank: shards[rank],
+        spares=spares,
     )
     processes = {rank: {"host": "a"} for rank in range(len(shards))}
     protection = SimpleNamespace(shape=shape)
@@ -132,6 +136,24 @@ def test_a_host_has_the_rows_that_are_not_on_a_gpu():
 
     assert warned(each, 0).startswith("once every row is trained the tables need")
     assert warned(3 * each, 0, 1) == "" == warned(3 * each, 0, 1, 2)
+
+
+def test_the_next_spares_hold_a_shard_with_prefault():
+    """Two spares with m = 1; the third spare, and all spares without prefault, hold none."""
+    spaces = row_spaces([Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))])
+    shape = StripeShape(3, 2, 1)
+    each = shard_bytes(spaces, shape, True)
+    about = cluster([[0], [1], [2], [], [], []], shape, spares=(3, 4, 5))
+    sets, gpus = ["data.path=x", "cluster.spares=3"], dict.fromkeys(range(6))
+
+    def said(free: int, *more: str) -> str:
+        config = load_config("tiny", [*sets, *more])
+        return judge_memory(config, about, spaces, dict.fromkeys(range(6), free), gpus)
+
+    assert said(3 * each) == ""
+    assert said(5 * each + 2 * READY_BYTES, "storage.prefault=true") == ""
+    with pytest.raises(UsageError, match="storage.prefault=false"):
+        said(5 * each + 2 * READY_BYTES - 1, "storage.prefault=true")
 
 
 def test_a_rank_dead_by_now_takes_no_memory():

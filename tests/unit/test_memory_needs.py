@@ -14,6 +14,7 @@ import torch
 from ecrm.base.allocate import ZerosOn
 from ecrm.base.errors import UsageError
 from ecrm.config import load_config
+from ecrm.config.schema import READY_BYTES
 from ecrm.device import pinned
 from ecrm.device.copies import copies_of, on_device
 from ecrm.kernels import dispatch
@@ -102,7 +103,10 @@ ALL = ("none", "erasure", "chain", "replicate", "stateless", "checkpoint", "mapp
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("trainers", [1, 4])
-def test_all_ranks_together_need_at_most_what_each_needs(tmp_path, name, trainers):
+@pytest.mark.parametrize(("prefault", "spares"), [(False, 1), (True, 1), (True, 7)])
+def test_all_ranks_together_need_at_most_what_each_needs(
+    tmp_path, name, trainers, prefault, spares
+):
     """The sum of all ranks' needs, if the data reach every row.
 
     Dense replicas and last seen rows are those of the real view.
@@ -110,19 +114,36 @@ def test_all_ranks_together_need_at_most_what_each_needs(tmp_path, name, trainer
     data = dataset(tmp_path / "data", table_rows=300)
     sets = [f"cluster.trainers={trainers}", "train.slots=4", "cluster.servers=5", "protection.m=2"]
     sets += ["protection.copies=3", "protection.last_seen_rows=400", "checkpoint.every_steps=2"]
+    sets += [f"cluster.spares={spares}", f"storage.prefault={str(prefault).lower()}"]
     config = load_config("tiny", [f"data.path={data}", f"protection.name={name}", *sets])
     needs, protection = (
         Needs(config, 10**6),
         make_protection(config.protection, config.cluster.servers, tmp_path, durable=False),
     )
     view = initial_view(
-        "dedicated", protection.shape, trainers, 1, config.slots, protection.dense_replicas
+        "dedicated", protection.shape, trainers, spares, config.slots, protection.dense_replicas
     )
-    ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense)
+    ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense, view.spares)
     assert needs.most == sum(need.total for need in ranks) + LIBRARIES_BYTES
     assert in_words(config, 10**6, None, None)[-1].startswith(f"at most {needs.most / 1e6:,.0f} MB")
     if name == "stateless":
         assert needs.trainer.parity == LastSeen(400, config.model.embedding_dim).memory_bytes
+
+
+def test_a_ready_spare_needs_the_memory_of_a_shard(tmp_path):
+    """Two spares for each death survived at once, with storage.prefault; the others need none."""
+    data = dataset(tmp_path / "data", table_rows=300)
+    sets = [f"data.path={data}", "cluster.servers=4", "cluster.spares=6", "protection.m=2"]
+    sets += ["cluster.trainers=3", "train.slots=3", "train.global_batch=63"]
+    config = load_config("tiny", [*sets, "storage.prefault=true"])
+    needs, plain = Needs(config, 20), Needs(load_config("tiny", sets), 20)
+    shard = needs.server.rows + needs.server.parity
+    lines = in_words(config, 20, None, None)
+    mb = (shard + READY_BYTES) / 1e6
+    assert lines[3] == f"ranks 7-10: {mb + 50:,.1f} MB (process 50.0, ready {mb:,.1f}) each"
+    assert lines[4] == "ranks 11-12: 50.0 MB (process 50.0) each"
+    assert needs.most >= plain.most + 4 * (shard + READY_BYTES)
+    assert needs.certain == plain.certain + 4 * shard + 4 * (shard + READY_BYTES)
 
 
 def test_every_rank_and_host_is_told(tmp_path):
@@ -191,8 +212,8 @@ def test_only_what_cannot_fit_for_certain_is_refused(tmp_path):
     )
     with pytest.raises(
         UsageError,
-        match="at least 6,.* MB of memory, 3,000 MB are available here: 6 ranks, and with "
-        "storage.prefault all rows",
+        match="at least 8,.* MB of memory, 3,000 MB are available here: 6 ranks, and with "
+        "storage.prefault all rows and redundancy, also for a shard on 1 spare: ",
     ):
         accept([*data, "storage.prefault=true"])
     check_advice(accept, [*data, "storage.prefault=true"])
