@@ -379,6 +379,7 @@ class SessionLoop:
 
     def __iter__(self) -> Iterator[Any]:
         """The batch of every (step, slot) run by the rank; batches of redone steps come again."""
+        self._doing("")  # from now on also a rank without slots counts as stuck without calls
         checking = min(self._check_until, self._steps) > self._engine.step
         if checking and self._is_reporter:
             count = min(self._check_until, self._steps) - self._check_from

@@ -246,22 +246,6 @@ def test_a_rank_that_computes_for_ten_seconds_is_not_killed(
     assert run.summary["step_seconds"]["max"] > 10
 
 
-def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(
-    tmp_path, criteo_rows, undisturbed_long
-):
-    """The others wait for it in a call, and are left alone."""
-    folder = tmp_path / "run"
-    run = finished(
-        started(
-            folder, criteo_rows, "cluster.stuck_seconds=3.0", program=misbehaving("compute 100000")
-        ),
-        folder,
-    )
-    assert run.model == undisturbed_long
-    assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
-    assert 2.5 < run.summary["failures"][0]["stall_seconds"] < 8.0
-
-
 def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, undisturbed_long):
     """All ranks share one core with two busy loops, one of which has the lowest priority.
 

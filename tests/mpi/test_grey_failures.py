@@ -51,3 +51,24 @@ def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed
     # of which Open MPI would take for ever
     assert run.summary["failures"][0]["stall_seconds"] < HANG_SECONDS + 2
     assert (how in ("throw", "out of memory")) == ("Traceback" in run.output), run.output
+
+
+@pytest.mark.parametrize(
+    "rank",
+    [
+        pytest.param(1, id="server"),
+        pytest.param(4, id="trainer", marks=pytest.mark.drill),
+    ],
+)
+def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(
+    tmp_path, criteo_rows, undisturbed_long, rank
+):
+    """The others wait for it in a call, and are left alone."""
+    folder = tmp_path / "run"
+    program = misbehaving(f"compute 100000:{rank}")
+    run = finished(
+        started(folder, criteo_rows, "cluster.stuck_seconds=3.0", program=program), folder
+    )
+    assert run.model == undisturbed_long
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[rank]]
+    assert 2.5 < run.summary["failures"][0]["stall_seconds"] < 8.0
