@@ -171,11 +171,13 @@ def _execute(script: Script, rank: ThisRank) -> ScriptFailure | None:
         said = f"exit code {code}" if isinstance(code, int) else str(code)
         return ScriptFailure(_said(rank, f"sys.exit: {said}"))
     except BaseException as error:
-        if type(error) is EcrmError and rank.part is not None and error.speaker is not None:
+        known_to_all = isinstance(error, EcrmError) and error.speaker is not None
+        has_line = rank.part is not None and not script.follows_config
+        if type(error) is EcrmError and known_to_all and has_line:
             _raise_with_line(rank, error)
         if isinstance(error, Unrecoverable):
             raise
-        if isinstance(error, EcrmError) and error.speaker is not None:
+        if known_to_all:
             raise
         if is_lost(error):
             raise  # data on a lost GPU cannot be sent to other ranks
