@@ -81,36 +81,6 @@ def test_scheduled_kills(tmp_path, criteo_rows):
     assert "Passed." in (folder / "drill.html").read_text()
 
 
-SPARE_BYTES = 180_000_000
-"""What an unused spare may hold of its own, most of it torch.
-
-Each of the next 2m spares also holds FBGEMM and TorchRec.
-"""
-
-
-def test_spares_cost_little_memory_until_they_are_used(tmp_path, criteo_rows):
-    """Four spares, m = 1: two are ready to take over.
-
-    One takes over, the third gets ready in its place, and the fourth stays as it was.
-    """
-    folder = tmp_path / "drill"
-    sets = (
-        "train.steps=300",
-        "cluster.spares=4",
-        "model.dense_arch=torchrec",
-    )
-    code, output = drill(folder, criteo_rows, "--kill", "1@20", sets=sets)
-    assert code == 0, output
-    found = numbers(folder)
-    before = {int(rank): held for rank, held in found["undisturbed"]["unused_spares_bytes"].items()}
-    after = {int(rank): held for rank, held in found["disturbed"]["unused_spares_bytes"].items()}
-    assert sorted(before) == [4, 5, 6, 7] and sorted(after) == [5, 6, 7], (before, after)
-    assert (
-        max(before[6], before[7], after[7]) < SPARE_BYTES < min(before[4], before[5], after[6])
-    ), (before, after)
-    assert "unused spares of the undisturbed run: 4, with" in output
-
-
 def script_drill(folder: Path, *kills: str) -> tuple[int, str]:
     """A drill of a script of 40 steps, with its own run folder."""
     line = ["drill", str(EXAMPLES / "two_tower.py"), *LAYOUT, "--run-dir", str(folder), *kills]

@@ -6,7 +6,7 @@ import pytest
 
 from support.drilling import BASE, drill, launch
 
-REBUILT_AT_ONCE = {"protection.rebuild_rows_per_step": 100_000}
+REBUILT_AT_ONCE = {"protection.rebuild_share": 1, "protection.rebuild_rows_per_step": 100_000}
 
 
 def shapes_of(run) -> list[tuple[int, int, int, int]]:
@@ -18,7 +18,7 @@ def shapes_of(run) -> list[tuple[int, int, int, int]]:
     ("last", "shapes"),
     [
         (("2@32:update", "6@32:update"), [(6, 4, 2, 2), (4, 2, 2, 2)]),
-        (("2@20:reshape", "6@32:parity"), [(6, 4, 2, 2)]),
+        (("2@14:reshape", "6@32:parity"), [(6, 4, 2, 2)]),
     ],
     ids=["after the second reshape", "inside it, which leaves too few servers for another"],
 )
