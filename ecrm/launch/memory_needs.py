@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import counted
 from ecrm.checkpoint.compatibility import capped
-from ecrm.config.schema import READY_BYTES, Config
+from ecrm.config.schema import READY_BYTES, WORKING_BYTES_TO_SHARE, Config
 from ecrm.data.described import Described, describe
 from ecrm.launch.dense_size import dense_parameters, pairs
 from ecrm.placement.sparse_optimizer import STATE_WIDTHS
@@ -231,7 +231,8 @@ class Needs:
         bytes_of_all = LEAST_PROCESS_BYTES * config.world_size + self._dense * holders
         if config.storage.prefault:
             bytes_of_all += (self.server.rows + self.server.parity) * config.cluster.servers
-        return bytes_of_all + self._ready
+        # memory to share is taken by ranks that lend memory alone
+        return bytes_of_all + self._ready - WORKING_BYTES_TO_SHARE * self.spares_in_need
 
     @property
     def most(self) -> int:

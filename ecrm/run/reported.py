@@ -110,15 +110,16 @@ class Reported:
         now = replace(self, at={**self.at, number: step}, of=of)
         if goal is None:
             return now
+        now = replace(now, patience=goal.patience)
         if anew:
             now = replace(now, best=math.nan, to_beat=math.nan, without_gain=0)
         if goal.beats(value, now.best):
-            now = replace(now, best=value, step=step, patience=goal.patience)
+            now = replace(now, best=value, step=step)
         if not on_schedule:
             return now
         if goal.beats(value, now.to_beat):
             return replace(now, to_beat=value, without_gain=0)
-        return replace(now, without_gain=now.without_gain + 1, patience=goal.patience)
+        return replace(now, without_gain=now.without_gain + 1)
 
     @property
     def out_of_patience(self) -> bool:

@@ -221,14 +221,13 @@ def _failed_by(rank: ThisRank, error: BaseException) -> ScriptFailure:
     traceback.
     """
     path, place = rank.script.path, _where_to_retry(rank, error)
+    came_from = "" if rank.script.follows_config else own_line(error, str(path))
     if isinstance(error, EcrmError):
-        came_from = "" if rank.script.follows_config else own_line(error, str(path))
         of_data = isinstance(error, DataError) and not isinstance(error, StrayId)
         return ScriptFailure(_said(rank, str(error), came_from), place=place, of_data=of_data)
     last = traceback.format_exception_only(error)[-1].strip()
     if _is_of_groups(error):
-        line = own_line(error, str(path))
-        return ScriptFailure(_said(rank, f"{last}: {WITHOUT_GROUPS}", line), place=place)
+        return ScriptFailure(_said(rank, f"{last}: {WITHOUT_GROUPS}", came_from), place=place)
     return ScriptFailure(_said(rank, last), own_traceback(error, str(path)), place)
 
 

@@ -417,15 +417,21 @@ class Session:
           never.
 
         With `at_end` the function is called after the last step, too; with `steps` 0 only then. If
-        the last step is off the schedule, its value may be the best, and does not count for
-        `patience`.
+        the last step is off the schedule, its value may be the best. The value does not count for
+        `patience`, and steps no `ReduceLROnPlateau`: a resumed run has no such value.
 
-        Raises UsageError for a second function with a mode. A run on ranks without checkpoints
-        refuses `keep_best` at its start; a process without ranks only warns.
+        Raises UsageError for a `patience` with `steps` 0, and for a second function with a mode. A
+        run on ranks without checkpoints refuses `keep_best` at its start; a process without ranks
+        only warns.
         """
         self._check_before("every")
         steps = whole(steps, "session.every(steps", 0 if at_end else 1)
         goal = goal_of(mode, keep_best, whole(patience, "session.every(patience", 0))
+        if goal is not None and goal.patience and not steps:
+            raise UsageError(
+                "session.every(0, patience=...) compares a single value, and so never ends "
+                "training: give the steps between evaluations"
+            )
         if goal is not None and any(every.goal is not None for every in self._every):
             raise UsageError("session.every has a mode twice: compare the values of one function")
 

@@ -206,14 +206,14 @@ class WorkBetweenSteps:
         try:
             meet(engine, "the end of a function for session.every")
             every, before = self._every[number], self._share()
-            goal = every.goal
+            goal, on_schedule = every.goal, every.on_schedule(step)
             after = before.after(
                 self._reported,
                 step,
                 number,
                 goal,
                 self._data_began,
-                on_schedule=every.on_schedule(step),
+                on_schedule=on_schedule,
             )
             if self._named:
                 after = replace(after, named={**after.named, **self._named})
@@ -226,7 +226,9 @@ class WorkBetweenSteps:
                 dense = engine.state.dense
                 if isinstance(dense, ModuleReplica):
                     if after is not before:
-                        dense.report(self._reported, after.state())
+                        # an undisturbed run of more steps has no such value for its scheduler
+                        value = self._reported if on_schedule else math.nan
+                        dense.report(value, after.state())
                         self.reports += not math.isnan(self._reported)
                     dense.commit()  # of reports, and of the function's changes to the optimizer
                 if self._stops:

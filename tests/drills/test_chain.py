@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.drilling import BASE, drill
+from support.drilling import BASE, REBUILT_AT_ONCE, drill
 
 CHAIN = {**BASE, "protection.name": "chain", "cluster.servers": 4}
 
@@ -20,7 +20,7 @@ def test_the_model_is_the_undisturbed_one(tmp_path, criteo_rows, undisturbed, co
     sets = {
         **CHAIN,
         "protection.copies": copies,
-        "protection.rebuild_rows_per_step": 100_000,
+        **REBUILT_AT_ONCE,
         "cluster.spares": 3,
     }
     run = drill(tmp_path / "run", criteo_rows, sets, kills)

@@ -14,7 +14,12 @@ from support.commands import ecrm
 from support.examples import EXAMPLES, LAYOUT
 
 DRILL_SECONDS = 200
-BASE = ("model.dense_arch=native", "protection.rebuild_rows_per_step=100000", "cluster.trainers=1")
+BASE = (
+    "model.dense_arch=native",
+    "protection.rebuild_share=1",
+    "protection.rebuild_rows_per_step=100000",
+    "cluster.trainers=1",
+)
 
 
 def drill(folder: Path, data: Path, *words: str, sets: tuple[str, ...] = ()) -> tuple[int, str]:

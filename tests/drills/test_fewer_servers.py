@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.drilling import BASE, drill, launch
-
-REBUILT_AT_ONCE = {"protection.rebuild_share": 1, "protection.rebuild_rows_per_step": 100_000}
+from support.drilling import BASE, REBUILT_AT_ONCE, drill, launch
 
 
 def shapes_of(run) -> list[tuple[int, int, int, int]]:

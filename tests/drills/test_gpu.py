@@ -2,11 +2,11 @@
 
 import pytest
 
-from support.drilling import BASE, drill, resume
+from support.drilling import BASE, REBUILT_AT_ONCE, drill, resume
 from support.examples import dead_ranks, run_example
 from support.paths import PROGRAMS
 
-ROWS = {**BASE, "storage.device": "cuda", "protection.rebuild_rows_per_step": 100_000}
+ROWS = {**BASE, "storage.device": "cuda", **REBUILT_AT_ONCE}
 SEVEN = {"cluster.servers": 4, "cluster.spares": 1}
 BOTH_KILLED = ("1@9:parity", "3@20:backward")
 """A server, and the first of two trainers beside three servers."""
@@ -28,7 +28,7 @@ def test_seven_ranks_share_a_gpu_and_a_killed_server_costs_no_bit(
 def test_interpreted_kernels_survive_a_killed_server(tmp_path, criteo_rows):
     """A short run: they take a while."""
     sets = {**BASE, **SEVEN, "train.steps": 10, "train.global_batch": 16}
-    sets |= {"model.max_rows_per_table": 20, "protection.rebuild_rows_per_step": 100_000}
+    sets |= {"model.max_rows_per_table": 20, **REBUILT_AT_ONCE}
     imitated = {"storage.device": "cuda", "testing.imitated_gpu": True, "kernels.backend": "triton"}
     calm = drill(tmp_path / "calm", criteo_rows, sets)
     run = drill(tmp_path / "run", criteo_rows, {**sets, **imitated}, ("1@4:parity",))
@@ -40,7 +40,7 @@ def test_interpreted_kernels_survive_a_killed_server(tmp_path, criteo_rows):
 @pytest.mark.parametrize("devices", [("train",), ("train", "storage")])
 def test_a_model_trained_on_a_gpu_survives_kills(tmp_path, criteo_rows, undisturbed, gpu, devices):
     """Its bits are the CPU's on an imitated one alone."""
-    sets = {**BASE, "cluster.spares": 2, "protection.rebuild_rows_per_step": 100_000, **gpu.sets}
+    sets = {**BASE, "cluster.spares": 2, **REBUILT_AT_ONCE, **gpu.sets}
     sets |= {f"{device}.device": "cuda" for device in devices}
     calm = undisturbed if gpu.is_imitated else drill(tmp_path / "calm", criteo_rows, sets).model
     run = drill(tmp_path / "run", criteo_rows, sets, BOTH_KILLED)

@@ -20,6 +20,7 @@ from support.commands import ecrm
 from support.drilling import (
     BASE,
     PHASES,
+    REBUILT_AT_ONCE,
     RUN_SECONDS,
     Mpirun,
     Run,
@@ -52,7 +53,7 @@ def test_trainers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undis
 
 def test_two_at_once_then_two_more_after_rebuilding(tmp_path, criteo_rows, undisturbed):
     sets = {**BASE, "cluster.servers": 4, "cluster.spares": 4, "protection.k": 2, "protection.m": 2}
-    sets["protection.rebuild_rows_per_step"] = 100_000
+    sets |= REBUILT_AT_ONCE
     run = drill(
         tmp_path / "run",
         criteo_rows,
@@ -357,7 +358,7 @@ def test_two_of_six_servers(tmp_path, criteo_rows, undisturbed, kills, interval,
         "protection.k": 2,
         "protection.m": 2,
         "protection.commit_interval": interval,
-        "protection.rebuild_rows_per_step": 16 if "repair" in kills[-1] else 100_000,
+        **({"protection.rebuild_rows_per_step": 16} if "repair" in kills[-1] else REBUILT_AT_ONCE),
     }
     assert drill(tmp_path / "run", criteo_rows, sets, kills).model == undisturbed
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.drilling import BASE, drill
-
-REBUILT_AT_ONCE = {"protection.rebuild_rows_per_step": 100_000}
+from support.drilling import BASE, REBUILT_AT_ONCE, drill
 
 
 def shapes_of(run) -> list[tuple[int, int, int, int]]:

@@ -17,6 +17,7 @@ from ecrm.kernels import native
 from support.drilling import (
     BASE,
     PHASES,
+    REBUILT_AT_ONCE,
     RUN_SECONDS,
     Mpirun,
     Run,
@@ -52,7 +53,7 @@ def test_servers_killed_in_every_phase_with_spares(
         "cluster.spares": 8,
         "protection.commit_interval": interval,
     }
-    sets["protection.rebuild_rows_per_step"] = 100_000
+    sets |= REBUILT_AT_ONCE
     sets["kernels.instruction_set"] = instruction_set = (
         "portable" if portable else native.instruction_set()
     )
@@ -86,7 +87,7 @@ def test_without_spares_survivors_adopt(tmp_path, criteo_rows, undisturbed):
         "cluster.oversubscribed": "sleep",
         "cluster.stuck_seconds": 30,
         "protection.commit_interval": 8,
-        "protection.rebuild_rows_per_step": 100_000,
+        **REBUILT_AT_ONCE,
         "train.profile": True,
     }
     run = drill(tmp_path / "run", criteo_rows, sets, ("1@5:parity", "7@13:dense", "2@21:update"))
@@ -99,7 +100,7 @@ def test_without_spares_survivors_adopt(tmp_path, criteo_rows, undisturbed):
 def test_kill_inside_recovery_and_at_the_end(tmp_path, criteo_rows, undisturbed_run):
     """A trainer dies in the evaluation; another rank runs its slot, with the same result."""
     sets = {**BASE, "cluster.servers": 4, "cluster.spares": 3, "protection.k": 2, "protection.m": 2}
-    sets["protection.rebuild_rows_per_step"] = 100_000
+    sets |= REBUILT_AT_ONCE
     run = drill(
         tmp_path / "run",
         criteo_rows,

@@ -33,11 +33,11 @@ DEATHS = {
 }
 
 
-def reports(sign: float = 1.0, **goal: Any) -> Callable[[Session], None]:
+def reports(sign: float = 1.0, steps: int = 2, **goal: Any) -> Callable[[Session], None]:
     """Have a session report VALUES, times `sign`."""
 
     def prepare(session: Session) -> None:
-        @session.every(2, **goal)
+        @session.every(steps, **goal)
         def look() -> None:
             if session.is_main:
                 session.report(sign * VALUES[session.step])
@@ -95,7 +95,10 @@ def test_the_best_model_is_kept_and_training_ends_without_gain(deaths, interval,
 
 @pytest.mark.parametrize(("end", "best"), [(5, 4), (6, 4), (7, 7)])
 def test_a_resumed_run_ends_early_at_the_step_of_the_undisturbed_run(end, best, tmp_path):
-    """The first part also reports after step 5 or 7, as no undisturbed run does."""
+    """The first part also reports after step 5 or 7, as no undisturbed run does.
+
+    Such a value steps no scheduler either. The part of 6 steps is a control.
+    """
     prepare = reports(mode="max", keep_best=True, patience=2, at_end=True)
 
     def left(folder: Path, steps: int, resumes: bool = False) -> tuple[Left, int]:
@@ -103,7 +106,7 @@ def test_a_resumed_run_ends_early_at_the_step_of_the_undisturbed_run(end, best, 
         ended: list[int] = []
 
         def train(start: Any) -> Session:
-            session = trained(prepare=prepare, steps=steps)(start)
+            session = trained(prepare=prepare, steps=steps, scheduler=plateau)(start)
             ended.append(session._engine.step)
             return session
 
@@ -144,6 +147,7 @@ def test_a_resume_at_the_step_of_a_report_does_not_report_twice(tmp_path):
         ({"mode": "highest"}, 'give "max" or "min"'),
         ({"mode": "max", "patience": -1}, "at least 0 is needed"),
         ({"mode": "max", "patience": "3"}, "give a whole number"),
+        ({"steps": 0, "at_end": True, "mode": "max", "patience": 3}, "never ends training"),
     ],
 )
 def test_a_goal_that_cannot_be_is_refused(goal, said):

@@ -28,6 +28,9 @@ BASE = {"train.steps": 40, "train.slots": 2, "model.dense_arch": "native"}
 
 CHECKPOINTS = {**BASE, "checkpoint.every_steps": 3}
 
+REBUILT_AT_ONCE = {"protection.rebuild_share": 1, "protection.rebuild_rows_per_step": 100_000}
+"""A lost shard is whole before the next death, however slow the machine is."""
+
 LONG = {"train.steps": 400, "model.dense_arch": "native", "protection.verify_parity_at_end": "true"}
 """What runs train that something is done to from outside."""
 

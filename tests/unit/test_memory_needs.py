@@ -14,7 +14,7 @@ import torch
 from ecrm.base.allocate import ZerosOn
 from ecrm.base.errors import UsageError
 from ecrm.config import load_config
-from ecrm.config.schema import READY_BYTES
+from ecrm.config.schema import READY_BYTES, WORKING_BYTES
 from ecrm.device import pinned
 from ecrm.device.copies import copies_of, on_device
 from ecrm.kernels import dispatch
@@ -143,7 +143,7 @@ def test_a_ready_spare_needs_the_memory_of_a_shard(tmp_path):
     assert lines[3] == f"ranks 7-10: {mb + 50:,.1f} MB (process 50.0, ready {mb:,.1f}) each"
     assert lines[4] == "ranks 11-12: 50.0 MB (process 50.0) each"
     assert needs.most >= plain.most + 4 * (shard + READY_BYTES)
-    assert needs.certain == plain.certain + 4 * shard + 4 * (shard + READY_BYTES)
+    assert needs.certain == plain.certain + 4 * shard + 4 * (shard + WORKING_BYTES)
 
 
 def test_every_rank_and_host_is_told(tmp_path):
