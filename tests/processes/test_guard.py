@@ -97,7 +97,8 @@ def test_a_rank_asked_to_stop_before_mpi_is_up_has_its_limit_still():
     ) as guard:
         rank = int(guard.stdout.readline())
         guard.send_signal(signal.SIGUSR1)
-        assert guard.stdout.readline() == "asked\n"
+        # on a slow machine a line of the guard's own may come before
+        assert "asked\n" in iter(guard.stdout.readline, "")
         assert guard.wait(20) == 3 and not is_running(rank)
         assert guard.stderr.read() == "", "it was asked to stop"
 
