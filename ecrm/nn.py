@@ -21,6 +21,8 @@ class DotInteraction(nn.Module):
     Elsewhere it pools like the collection. The collection stays in its place in the model, and is
     no part of this module.
 
+    Under `torch.autocast`, inputs of 16 bits become float32 first.
+
     Legend: B samples, F features, D floats of a row.
     """
 

@@ -36,6 +36,8 @@ def dot_interaction(dense: Tensor, rows: Tensor, places: Tensor | None = None) -
 
     Returns a new float32 [B, D + F (F + 1) / 2].
 
+    Under `torch.autocast`, inputs of 16 bits become float32 first.
+
     Raises TypeError or ValueError for other shapes and dtypes, with the numbers. Places are not
     checked: each must be a row.
     """
@@ -68,8 +70,21 @@ class _Interact(torch.autograd.Function):
         return of_dense, of_values, None, None
 
 
-interact: Callable[[Tensor, Tensor, Tensor, Memory], Tensor] = _Interact.apply
-"""The dot interaction of fetched rows, with the memory for their gradients."""
+_differentiable: Callable[[Tensor, Tensor, Tensor, Memory], Tensor] = _Interact.apply
+
+
+def interact(dense: Tensor, rows: Tensor, places: Tensor, memory: Memory) -> Tensor:
+    """The dot interaction of fetched rows, with the memory for their gradients.
+
+    Under `torch.autocast`, inputs of 16 bits become float32, as for torch's own operations that
+    need float32.
+    """
+    if torch.is_autocast_enabled(dense.device.type):
+        dense, rows = (
+            given.float() if given.dtype in (torch.bfloat16, torch.float16) else given
+            for given in (dense, rows)
+        )
+    return _differentiable(dense, rows, places, memory)
 
 
 def unshared(memory: Memory) -> Tensor | None:

@@ -708,6 +708,37 @@ def rebuilding(rows: Sequence[Row]) -> list[str]:
     )
 
 
+def dense(rows: Sequence[Row]) -> list[str]:
+    """A session's dense part compiled and in bfloat16, beside float32, with the gap of a kill."""
+    header = (
+        "session",
+        "dense part",
+        "step, ms",
+        "CPU of a slot, ms",
+        "samples/s / float32's: median (p20 to p80)",
+        "loss of ten steps",
+        "gap of a kill, ms",
+    )
+    lines = []
+    for (session, manner), mine in groups(rows, "session", "manner").items():
+        low, middle, high = (
+            statistics.median(numbers(mine, f"over_float32{which}"))
+            for which in ("_p20", "", "_p80")
+        )
+        lines.append(
+            (
+                session,
+                manner,
+                spread(numbers(mine, "step_ms"), 1),
+                spread(numbers(mine, "cpu_ms"), 1),
+                "" if manner == "float32" else f"{middle:.2f} ({low:.2f} to {high:.2f})",
+                spread(numbers(mine, "logloss"), 4),
+                spread(numbers(mine, "gap_ms")),
+            )
+        )
+    return markdown(header, lines)
+
+
 def oversubscribed(rows: Sequence[Row]) -> list[str]:
     """Milliseconds a step of ranks that outnumber the cores, compared with binding.
 
@@ -857,6 +888,7 @@ TABLES: dict[str, Table | Picture] = {
     "session": Table("session.csv", session),
     "session bars": Table("session.csv", session_bars),
     "step phases": Table("step_phases.csv", step_phases),
+    "dense": Table("dense.csv", dense),
     "oversubscribed": Table("oversubscribed.csv", oversubscribed),
     "scaling": Table("scaling.csv", scaling),
     "rebuilding": Table("scaling.csv", rebuilding),

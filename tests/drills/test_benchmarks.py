@@ -69,6 +69,24 @@ def test_session(committed_results, benchmark_data, tmp_path, capsys):
     assert "session-dot / torchrec: " in capsys.readouterr().out
 
 
+def test_dense(committed_results, benchmark_data, tmp_path):
+    """A dense part that is compiled, or runs in bfloat16: a kill changes no bit."""
+    benchmark = program("bench_dense")
+    target = tmp_path / "dense.csv"
+    benchmark.main(["--smoke", "--data", str(benchmark_data), "--output", str(target)])
+    found = {line["manner"]: line for line in measured(target)}
+    assert list(found) == list(benchmark.MANNERS)
+    for line in found.values():
+        assert line["model_sha256"] == line["undisturbed_sha256"]
+        assert float(line["gap_ms"]) > 0 and float(line["cpu_ms"]) > 0
+        assert 0.01 < float(line["over_float32"]) < 20
+    # bfloat16 rounds, and float32 compiled or not is nearly the same
+    losses = {manner: float(line["logloss"]) for manner, line in found.items()}
+    assert abs(losses["compiled"] - losses["float32"]) < 2e-5
+    assert 0 < abs(losses["bfloat16"] - losses["float32"]) < 2e-2
+    assert len({line["model_sha256"] for line in found.values()}) >= 3
+
+
 def test_accuracy(committed_results, tmp_path, capsys):
     """All recipes with data on this machine train, and three kills change no bit of a model."""
     benchmark = program("bench_accuracy")
