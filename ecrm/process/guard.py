@@ -30,9 +30,10 @@ from typing import NoReturn
 from ecrm.base.errors import Unrecoverable
 from ecrm.device.pulse import Pulse, Unanswered
 from ecrm.process.calls import CallCount, Stuck
+from ecrm.process.farewell import FAREWELL_SECONDS
 from ecrm.process.fork_server import Born, Ends, Tether, join, send_order
 from ecrm.process.lifeline import Lifeline
-from ecrm.process.neighbours import AwakeClock, Neighbours, StoppedTimer
+from ecrm.process.neighbours import AwakeClock, Neighbours, PidNotes, StoppedTimer
 from ecrm.process.preflight import say_once
 from ecrm.process.remote_agent import GUARD_PATIENCE
 from ecrm.process.startup import NO_TORCH, THE_START, Startup, died
@@ -262,7 +263,11 @@ def _watch(
             said += _read(reading)
             if startup is not None and not {*b"ud"} & {*said} and not asked:
                 _end_start(NO_TORCH if rank.is_unborn else died(startup.rank), startup)
-            _leave(_code(said))
+            code = _code(said)
+            if code and startup is None:
+                # mpirun ends the other ranks a second after the first code that is not 0
+                PidNotes().await_ranks(FAREWELL_SECONDS)
+            _leave(code)
         if dying and b"d" not in said:
             with contextlib.suppress(OSError):  # the rank may be gone
                 # all threads of the rank: any thread may end last

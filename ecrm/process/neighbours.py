@@ -20,6 +20,7 @@ from ecrm.process.preflight import JOB_FOLDER
 
 JOB, RANK = "PMIX_NAMESPACE", "PMIX_RANK"
 LOADED = "loaded-"
+_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,15 @@ class PidNotes:
             for rank, note in self.notes().items()
             if (stat := _stat(note.pid))[1] == note.began and stat[0] not in ("Z", "X")
         }
+
+    def await_ranks(self, seconds: float) -> None:
+        """Wait at most `seconds` until no rank of this host runs; stopped ranks are not awaited."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and any(
+            note.rank and _stat(note.rank)[0] not in ("", "Z", "X", "T")
+            for note in self.notes().values()
+        ):
+            time.sleep(_LOOK_SECONDS)
 
 
 class AwakeClock:

@@ -77,8 +77,10 @@ def test_an_object_in_a_cycle_from_before_the_training_ends(tmp_path):
     assert [(tmp_path / f"cycle-{rank}").read_text() for rank in range(2)] == ["ended"] * 2
 
 
-def test_open_files_are_written_and_handlers_run_after_an_error(tmp_path):
-    failed = run(tmp_path, "fails")
+@pytest.mark.parametrize("mode", ["fails", "fails unevenly"])
+def test_open_files_are_written_and_handlers_run_after_an_error(mode, tmp_path):
+    """Also on a rank that is 3 s slower: the other rank's guard waits."""
+    failed = run(tmp_path, mode)
     assert failed.returncode == 8 and failed.stderr.count("Traceback") == 1
     left_whole(tmp_path)
 
@@ -94,7 +96,7 @@ def test_a_handler_that_hangs_is_left_and_told(tmp_path):
 
 @pytest.mark.drill
 def test_a_handler_that_hangs_after_an_error_leaves_the_exit_code(tmp_path):
-    """On all ranks: mpirun ends the others once one has left with a code that is not 0."""
+    """On all ranks, whose guards wait for each other for 10 s."""
     late = run(tmp_path, "fails slowly")
     assert late.returncode == 8
     assert SAID in late.stderr

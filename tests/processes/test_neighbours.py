@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,6 +112,27 @@ def test_one_that_is_slow_or_gone_or_oneself_is_left_alone(tmp_path, guard):
     guard.wait()
     assert looking.at(200.0) == looking.at(300.0) == []
     assert Looking(tmp_path / "nowhere").at(0.0) == []
+
+
+@pytest.mark.parametrize("how", ["it ends", "it is stopped", "it goes on"])
+def test_ranks_that_run_are_awaited_for_a_time(tmp_path, guard, how):
+    board = Looking(tmp_path).board
+    board.put(0, os.getpid(), 0)
+    board.put(1, os.getpid(), guard.pid)
+    began = time.monotonic()
+    board.await_ranks(0.3)
+    assert time.monotonic() - began >= 0.3
+    if how == "it goes on":
+        return
+    threading.Timer(0.3, (stop if how == "it is stopped" else kill), [guard]).start()
+    began = time.monotonic()
+    board.await_ranks(20)
+    assert 0.2 < time.monotonic() - began < 10
+
+
+def kill(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
 
 
 def test_a_later_process_with_the_same_pid_is_left_alone(tmp_path, guard):

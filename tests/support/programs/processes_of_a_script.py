@@ -121,5 +121,7 @@ for number in range(900):
 atexit.register((folder / f"handled-{rank}").write_text, "handled")
 if mode == "fails slowly" or (mode == "hangs" and session.is_main):
     atexit.register(time.sleep, 1000)
+if mode == "fails unevenly" and not session.is_main:
+    atexit.register(time.sleep, 3)
 if mode.startswith("fails"):
     raise ValueError("after its training")
