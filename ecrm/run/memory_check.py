@@ -167,7 +167,7 @@ def judged(needed: Mapping[str, int], available: Mapping[str, int], prefault: bo
         if wanted <= available[host]:
             continue
         numbers = (
-            f"the tables need {wanted / MB:,.0f} MB of memory on {host}, "
+            f"tables and ready spares need {wanted / MB:,.0f} MB of memory on {host}, "
             f"{available[host] / MB:,.0f} MB are available there, for batches and workers of the "
             "data too"
         )
