@@ -211,10 +211,16 @@ def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: 
 def check_spares_first(before: View, after: View, circle: Circle) -> None:
     """Raise Violation if a busy rank got a role of a dead rank while a fitting spare waits.
 
-    A spare fits if the spare could have taken all shards of the dead rank.
+    A spare fits if the spare could have taken all shards of the dead rank. A rank that has handed
+    on all its own roles is not busy.
     """
     waiting = set(idle(before)).intersection(idle(after))
-    busy = set(after.live).difference(idle(before))
+    busy = {
+        rank
+        for rank in after.live
+        if {*before.shards_of(rank)} & {*after.shards_of(rank)}
+        or {*before.slots_of(rank)} & {*after.slots_of(rank)}
+    }
     for rank in set(before.live).difference(after.live):
         shards, slots = before.shards_of(rank), before.slots_of(rank)
         heirs = {after.shards[shard] for shard in shards} | {after.slots[slot] for slot in slots}
