@@ -68,11 +68,11 @@ class Ledger:
     def agreed(self, transport: Transport) -> Ledger:
         """Collective: the joint ledger of all survivors.
 
-        The newest commit and view; the most steps begun since the newest commit; whether any
-        rank asks or has lost state; all dense holders; the place noticed by most ranks with
-        a failed call, of equal numbers the lowest rank's; the step replayed by all ranks from a
-        common view, or -1; all reasons, refusals and findings. The lowest `futile` is right, from a
-        rank with the newest commit.
+        The newest commit of ranks with rows, and the newest view; the most steps begun since that
+        commit; whether any rank asks or has lost state; all dense holders; the place noticed by
+        most ranks with a failed call, of equal numbers the lowest rank's; the step replayed by all
+        ranks from a common view, or -1; all reasons, refusals and findings. The lowest `futile` is
+        right, from a rank with the newest commit.
         Raises PeerFailure if a rank died meanwhile: the dead rank may have told the survivors
         different things.
         """
@@ -123,14 +123,16 @@ class Ledger:
         replayed = {
             (ledger.replays, epoch) for ledger, epoch in zip(said, epochs.values(), strict=True)
         }
-        commits, seen = max(ledger.commits for ledger in said), any(ledger.why for ledger in said)
+        # a newcomer may know of a commit that no rank with rows knows of: the teller has died since
+        known = (ledger.commits for ledger in said if not ledger.newcomers)
+        commits, seen = max(known, default=-1), any(ledger.why for ledger in said)
         noticed = Counter(
             ledger.noticed for ledger in said if (ledger.why or not seen) and not ledger.newcomers
         ).most_common(1)
         return Ledger(
             commits,
             newest,
-            max(ledger.begun for ledger in said if ledger.commits == commits),
+            max((ledger.begun for ledger in said if ledger.commits == commits), default=0),
             any(ledger.asks for ledger in said),
             any(ledger.state_lost for ledger in said),
             tuple(sorted(rank for ledger in said for rank in ledger.dense)),
