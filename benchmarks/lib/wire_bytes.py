@@ -6,6 +6,7 @@ as the transports pack them.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,6 +224,7 @@ def sent(case: Case, way: Way, draw: Draw = drawn) -> Sent:
         return marks[2 * every] - marks[every], sum(losses[:COMPARED])
 
     found = SimulatedCluster(case.ranks, 1, (), most_calls=300_000).run(program).results
+    gc.collect()  # the ranks' rows lie in cycles: else the next way has its gigabytes beside them
     return Sent(
         tuple(count for count, _ in found.values()),
         way.commit_interval,
