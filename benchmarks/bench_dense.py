@@ -36,7 +36,7 @@ from bench_session import SCRIPT, Case, first_loss, not_decided, program, settin
 
 from ecrm.drill.drill_runs import read_run
 from lib import measure, tables
-from lib.interleaved import TELLS_OFTEN, RunFailed, interleave, several_steps
+from lib.interleaved import TELLS_OFTEN, RunFailed, interleave, ratios_of, several_steps
 
 MANNERS = {
     "float32": (),
@@ -108,13 +108,16 @@ def short_run(
         *words, "--", "quickstart", *measure.set_words(sets), *own, *MANNERS[manner]
     )
     summary = json.loads((folder / "summary.json").read_text())
-    failures = read_run(folder).failures
-    if len(failures) != len(kills):
-        sys.exit(f"{case.session} {manner}: {len(failures)} deaths, expected {len(kills)}")
+    stalls = [failure.stall_seconds for failure in read_run(folder).failures]
+    if len(stalls) != len(kills) or None in stalls:
+        sys.exit(f"{case.session} {manner}: expected {len(kills)} gaps of deaths, found {stalls}")
+    told = [float(each) for each in CPU.findall(said)]
+    if len(told) != sets["cluster.trainers"]:
+        sys.exit(f"{case.session} {manner}: {len(told)} ranks have a slot: the spare has none")
     return ShortRun(
         summary["model_sha256"],
-        statistics.median(map(float, CPU.findall(said))),
-        1e3 * failures[0].stall_seconds if failures else None,
+        statistics.median(told),
+        1e3 * stalls[0] if stalls else None,
         first_loss(case.session, folder),
     )
 
@@ -129,8 +132,7 @@ def measured(folder: Path, case: Case, data: Path, size: Size) -> list[dict[str,
     seconds = interleave(programs, size.rest.warm_steps, case.turns, several_steps(case.turn_steps))
     rows = []
     for manner, mine in seconds.items():
-        ratios = [own / this for this, own in zip(mine, seconds["float32"], strict=True)]
-        p20, *_, p80 = statistics.quantiles(ratios, n=5, method="inclusive")
+        ratio, p20, p80 = ratios_of(seconds["float32"], mine)
         short = {**sets, "train.steps": size.steps}
         calm, killed = (
             short_run(folder / f"{manner}-{len(kills)}", case, manner, short, kills)
@@ -145,7 +147,7 @@ def measured(folder: Path, case: Case, data: Path, size: Size) -> list[dict[str,
                 "global_batch": sets["train.global_batch"],
                 "turns": len(mine),
                 "step_ms": round(1e3 * statistics.median(mine), 2),
-                "over_float32": round(statistics.median(ratios), 4),
+                "over_float32": round(ratio, 4),
                 "over_float32_p20": round(p20, 4),
                 "over_float32_p80": round(p80, 4),
                 "cpu_ms": round(calm.cpu_ms, 2),

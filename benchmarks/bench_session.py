@@ -52,6 +52,7 @@ from lib.interleaved import (
     built_in,
     interleave,
     launched,
+    ratios_of,
     several_steps,
 )
 from lib.ratios import SESSION_BARS, session_ratios
@@ -233,8 +234,7 @@ def measured(
     )
     rows = []
     for name, mine in sorted(seconds.items(), key=lambda of: of[0] != case.session):
-        ratios = [this / own for this, own in zip(mine, seconds[case.session], strict=True)]
-        p20, *_, p80 = statistics.quantiles(ratios, n=5, method="inclusive")
+        ratio, p20, p80 = ratios_of(mine, seconds[case.session])
         rows.append(
             {
                 "contender": name,
@@ -243,7 +243,7 @@ def measured(
                 "turns": len(mine),
                 "step_ms": round(1e3 * statistics.median(mine), 2),
                 "samples_per_second": round(sets["train.global_batch"] / statistics.median(mine)),
-                "session_over_this": round(statistics.median(ratios), 4),
+                "session_over_this": round(ratio, 4),
                 "session_over_this_p20": round(p20, 4),
                 "session_over_this_p80": round(p80, 4),
                 "first_logloss": round(first_loss(name, folder / name), 6),

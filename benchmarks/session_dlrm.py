@@ -79,3 +79,7 @@ for batch in session.steps(
 if taken:
     of_half = statistics.median(taken[len(taken) // 2 :])
     print(f"forward and backward of a slot: {1e3 * of_half:.2f} ms of CPU", flush=True)
+    if typed.compile:
+        from torch._dynamo.utils import counters
+
+        print(f"graphs compiled: {counters['stats']['unique_graphs']}", flush=True)

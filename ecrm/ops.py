@@ -41,6 +41,7 @@ def dot_interaction(dense: Tensor, rows: Tensor, places: Tensor | None = None) -
     Raises TypeError or ValueError for other shapes and dtypes, with the numbers. Places are not
     checked: each must be a row.
     """
+    dense, rows = _full_width(dense, rows)
     if places is None:
         samples, features, _ = rows.shape
         if not samples:  # without samples the kernel cannot tell the number of features
@@ -74,17 +75,19 @@ _differentiable: Callable[[Tensor, Tensor, Tensor, Memory], Tensor] = _Interact.
 
 
 def interact(dense: Tensor, rows: Tensor, places: Tensor, memory: Memory) -> Tensor:
-    """The dot interaction of fetched rows, with the memory for their gradients.
+    """The dot interaction of fetched rows, with the memory for their gradients."""
+    return _differentiable(*_full_width(dense, rows), places, memory)
 
-    Under `torch.autocast`, inputs of 16 bits become float32, as for torch's own operations that
-    need float32.
-    """
-    if torch.is_autocast_enabled(dense.device.type):
-        dense, rows = (
-            given.float() if given.dtype in (torch.bfloat16, torch.float16) else given
-            for given in (dense, rows)
-        )
-    return _differentiable(dense, rows, places, memory)
+
+def _full_width(dense: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Under `torch.autocast`, 16 bits as float32, as for torch's operations that need float32."""
+    if not torch.is_autocast_enabled(dense.device.type):
+        return dense, rows
+    short = (torch.bfloat16, torch.float16)
+    return (
+        dense.float() if dense.dtype in short else dense,
+        rows.float() if rows.dtype in short else rows,
+    )
 
 
 def unshared(memory: Memory) -> Tensor | None:

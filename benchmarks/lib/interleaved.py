@@ -233,6 +233,13 @@ def launched(what: Sequence[str], folder: Path, arguments: Sequence[str] = ()) -
     return Program([*words, *own], lambda: read_run(folder).finished)
 
 
+def ratios_of(mine: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    """Ratios of neighbouring turns: the median, and the percentiles 20 and 80."""
+    ratios = [one / other for one, other in zip(mine, others, strict=True)]
+    p20, *_, p80 = statistics.quantiles(ratios, n=5, method="inclusive")
+    return statistics.median(ratios), p20, p80
+
+
 def several_steps(steps: int, least: float = 0.5) -> Callable[[Finished], float]:
     """Turns as long as so many steps at the pace of the last ones, and at least `least` seconds."""
 

@@ -68,8 +68,8 @@ class Ledger:
     def agreed(self, transport: Transport) -> Ledger:
         """Collective: the joint ledger of all survivors.
 
-        The newest commit of ranks with rows, and the newest view; the most steps begun since that
-        commit; whether any rank asks or has lost state; all dense holders; the place noticed by
+        The newest commit and view of ranks with rows; the most steps begun since that commit;
+        whether any rank asks or has lost state; all dense holders; the place noticed by
         most ranks with a failed call, of equal numbers the lowest rank's; the step replayed by all
         ranks from a common view, or -1; all reasons, refusals and findings. The lowest `futile` is
         right, from a rank with the newest commit.
@@ -78,16 +78,10 @@ class Ledger:
         """
         mine = transport.rank
         flags = self.asks, self.state_lost, mine in self.dense, mine in self.newcomers
-        numbers = torch.tensor(
-            [
-                self.commits,
-                self.begun,
-                *flags,
-                self.replays,
-                self.futile,
-                self.view.epoch,
-            ]
-        )
+        # in a broken recovery a newcomer may have learned of a commit and a view that no rank with
+        # rows knows: the rank that told has died
+        commits, epoch = (-1, -1) if mine in self.newcomers else (self.commits, self.view.epoch)
+        numbers = torch.tensor([commits, self.begun, *flags, self.replays, self.futile, epoch])
         texts = [by_rank.get(mine, "") for by_rank in (self.why, self.refusals, self.findings)]
         words = json_part([self.noticed, *texts])
         shared = transport.share([numbers, words, *self.told.get(mine, ())])
@@ -123,16 +117,14 @@ class Ledger:
         replayed = {
             (ledger.replays, epoch) for ledger, epoch in zip(said, epochs.values(), strict=True)
         }
-        # a newcomer may know of a commit that no rank with rows knows of: the teller has died since
-        known = (ledger.commits for ledger in said if not ledger.newcomers)
-        commits, seen = max(known, default=-1), any(ledger.why for ledger in said)
+        commits, seen = max(ledger.commits for ledger in said), any(ledger.why for ledger in said)
         noticed = Counter(
             ledger.noticed for ledger in said if (ledger.why or not seen) and not ledger.newcomers
         ).most_common(1)
         return Ledger(
             commits,
             newest,
-            max((ledger.begun for ledger in said if ledger.commits == commits), default=0),
+            max(ledger.begun for ledger in said if ledger.commits == commits),
             any(ledger.asks for ledger in said),
             any(ledger.state_lost for ledger in said),
             tuple(sorted(rank for ledger in said for rank in ledger.dense)),

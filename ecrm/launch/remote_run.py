@@ -31,6 +31,7 @@ from ecrm.base.wording import named
 from ecrm.launch.hosts_file import Host, place, read_hosts
 from ecrm.launch.remote_host import DEFAULT_KEEP_ALIVE, DEFAULT_STARTER, RemoteHost
 from ecrm.process import remote_agent
+from ecrm.process.farewell import OTHERS_SECONDS
 from ecrm.process.neighbours import JOB, RANK
 from ecrm.process.preflight import FAULT_TOLERANT, SIZE
 from ecrm.process.remote_agent import BUFFER_BYTES, Lost, host_of
@@ -47,7 +48,7 @@ from ecrm.transport.membership_socket import (
 
 LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
 LEAVE_SECONDS = 5.0
-"""Time of the other ranks after an exit with an error, and of starters after the last rank."""
+"""Time of starters after the last rank."""
 END_SECONDS = 2.0
 """Time in which agents that are asked to end kill their ranks and answer."""
 LINE_SECONDS = 0.3
@@ -193,7 +194,7 @@ class RemoteRun:
             if message["exit"] and self._joining:
                 self._word.died({rank})
             elif message["exit"] and self._deadline is None:
-                self._deadline = time.monotonic() + LEAVE_SECONDS
+                self._deadline = time.monotonic() + OTHERS_SECONDS
         elif "error" in message:
             self._give_up(host, {rank}, f"cannot start the rank there: {message['error']}")
         else:

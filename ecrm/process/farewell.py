@@ -24,6 +24,12 @@ from typing import Any
 FAREWELL_SECONDS = 10.0
 """Time limit for a script's threads, handlers and files; the launch waits longer for its ranks."""
 
+LAST_WORDS_SECONDS = 5.0
+"""Time for which a rank ending by an error waits for the others before killing itself."""
+
+OTHERS_SECONDS = LAST_WORDS_SECONDS + FAREWELL_SECONDS
+"""Time of the other ranks to end, after the exit of a rank with an error."""
+
 _noted: list[Callable[[], Any]] = []
 """Calls that return a frozen file, or a frozen object with a `__del__`; None once it has ended."""
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)

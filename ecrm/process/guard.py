@@ -30,7 +30,7 @@ from typing import NoReturn
 from ecrm.base.errors import Unrecoverable
 from ecrm.device.pulse import Pulse, Unanswered
 from ecrm.process.calls import CallCount, Stuck
-from ecrm.process.farewell import FAREWELL_SECONDS
+from ecrm.process.farewell import OTHERS_SECONDS
 from ecrm.process.fork_server import Born, Ends, Tether, join, send_order
 from ecrm.process.lifeline import Lifeline
 from ecrm.process.neighbours import AwakeClock, Neighbours, PidNotes, StoppedTimer
@@ -266,7 +266,7 @@ def _watch(
             code = _code(said)
             if code and startup is None:
                 # mpirun ends the other ranks a second after the first code that is not 0
-                PidNotes().await_ranks(FAREWELL_SECONDS)
+                PidNotes().await_ranks(OTHERS_SECONDS)
             _leave(code)
         if dying and b"d" not in said:
             with contextlib.suppress(OSError):  # the rank may be gone

@@ -20,7 +20,6 @@ from ecrm.process.preflight import JOB_FOLDER
 
 JOB, RANK = "PMIX_NAMESPACE", "PMIX_RANK"
 LOADED = "loaded-"
-_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -86,13 +85,20 @@ class PidNotes:
         }
 
     def await_ranks(self, seconds: float) -> None:
-        """Wait at most `seconds` until no rank of this host runs; stopped ranks are not awaited."""
-        deadline = time.monotonic() + seconds
+        """Wait at most `seconds` until no rank of this host runs; stopped ranks are not awaited.
+
+        A rank without a living guard is dying, and not awaited either.
+        """
+        deadline, pause = time.monotonic() + seconds, 0.01
+        notes = self.notes().values()
         while time.monotonic() < deadline and any(
-            note.rank and _stat(note.rank)[0] not in ("", "Z", "X", "T")
-            for note in self.notes().values()
+            note.rank
+            and _stat(note.pid)[1] == note.began
+            and _stat(note.rank)[0] not in ("", "Z", "X", "T")
+            for note in notes
         ):
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.2)
 
 
 class AwakeClock:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ecrm.base.epoch_drafts import left_in
 from ecrm.base.errors import UsageError
@@ -30,6 +31,7 @@ from ecrm.run.session_folders import last_summary, session_folders
 AUTO_RESUME = Path("auto")
 """The value of --resume in place of a folder."""
 EVENTS = "events.jsonl"
+_BLOCK_BYTES = 1 << 16
 _DRAFTS = (".*.json", ".*.json.*", ".probe.*")
 _ENDINGS = {"stopped.json": "stopped", "failure.json": "failed"}
 
@@ -182,23 +184,37 @@ def tidy(run_dir: Path) -> str:
     for drafts in left_in(run_dir):
         shutil.rmtree(drafts)
     with contextlib.suppress(FileNotFoundError), open(run_dir / EVENTS, "r+b") as file:
-        text = file.read()
-        file.truncate(text.rfind(b"\n") + 1)  # a line torn by a power cut
+        _cut_torn_line(file)
     CheckpointFolder(run_dir / CHECKPOINTS, Disk()).tidy()
     return ended[0] if ended else "killed"
 
 
-def events_of(run_dir: Path) -> list[dict[str, Any]]:
-    """The events in events.jsonl; incomplete lines are left out."""
-    events = []
-    with contextlib.suppress(OSError):
-        for line in (run_dir / EVENTS).read_text(errors="replace").splitlines():
+def _cut_torn_line(file: BinaryIO) -> None:
+    """Cut off a last line without an end, torn by a power cut."""
+    end, whole = file.seek(0, os.SEEK_END), 0
+    while end > 0 and not whole:
+        begin = max(0, end - _BLOCK_BYTES)
+        file.seek(begin)
+        found = file.read(end - begin).rfind(b"\n") + 1
+        whole, end = (begin + found if found else 0), begin
+    file.truncate(whole)
+
+
+def events_of(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """The events in events.jsonl, read line by line; incomplete lines are left out.
+
+    The file of a run of months has gigabytes.
+    """
+    with (
+        contextlib.suppress(OSError),
+        open(run_dir / EVENTS, encoding="utf-8", errors="replace") as lines,
+    ):
+        for line in lines:
             with contextlib.suppress(ValueError):
-                events.append(json.loads(line))
-    return events
+                yield json.loads(line)
 
 
-def lives_of(events: Sequence[dict[str, Any]], ended: str) -> list[dict[str, Any]]:
+def lives_of(events: Iterable[dict[str, Any]], ended: str) -> list[dict[str, Any]]:
     """The lives of a run, from its events, in order.
 
     The fields of a life: the time it `began`, its first step, the last step seen, the number of

@@ -56,7 +56,7 @@ def judge_memory(
     there = {
         host: min(available[rank] for rank in available if hosts[rank] == host) for host in needed
     }
-    return judged(needed, there, config.storage.prefault)
+    return judged(needed, there, config.storage.prefault, spares=bool(ready))
 
 
 def shown_gpu(config: Config) -> tuple[str, int] | None:
@@ -161,13 +161,19 @@ def record_bytes(space: RowSpace, padded: bool = False) -> int:
     return 4 * floats
 
 
-def judged(needed: Mapping[str, int], available: Mapping[str, int], prefault: bool) -> str:
-    """The warning of `judge_memory`, or its UsageError, from bytes by host."""
+def judged(
+    needed: Mapping[str, int], available: Mapping[str, int], prefault: bool, spares: bool = False
+) -> str:
+    """The warning of `judge_memory`, or its UsageError, from bytes by host.
+
+    With `spares` the bytes needed are of ready spares, too.
+    """
+    what = "the tables and ready spares need" if spares else "the tables need"
     for host, wanted in needed.items():
         if wanted <= available[host]:
             continue
         numbers = (
-            f"tables and ready spares need {wanted / MB:,.0f} MB of memory on {host}, "
+            f"{what} {wanted / MB:,.0f} MB of memory on {host}, "
             f"{available[host] / MB:,.0f} MB are available there, for batches and workers of the "
             "data too"
         )

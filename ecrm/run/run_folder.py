@@ -8,7 +8,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,11 @@ class RunFolder:
 
     def events(self) -> list[dict[str, Any]]:
         """The events of this start of the run in events.jsonl, without incomplete lines."""
-        return self.all_events()[self.earlier :]
+        return list(islice(self.all_events(), self.earlier, None))
 
-    def all_events(self) -> list[dict[str, Any]]:
+    def all_events(self) -> Iterator[dict[str, Any]]:
         """The events of all starts in events.jsonl."""
-        return [] if self.path is None else events_of(self.path)
+        return iter(()) if self.path is None else events_of(self.path)
 
     def probe(self, least: int = 0) -> None:
         """Set `trouble` if this rank cannot write `least` bytes into the folder.

@@ -15,7 +15,7 @@ from typing import NoReturn
 from ecrm.base.console import say
 from ecrm.base.errors import DataError, EcrmError, NotKept, ScriptFailed, StrayRow, Unrecoverable
 from ecrm.process.counted_transport import CountedTransport
-from ecrm.process.farewell import take_leave
+from ecrm.process.farewell import LAST_WORDS_SECONDS, take_leave
 from ecrm.process.gpu import fault_in_words, say_fault
 from ecrm.process.guard import Guarded
 from ecrm.process.memory import keep_freed_memory
@@ -29,9 +29,6 @@ from ecrm.run.run_folder import RunFolder
 from ecrm.transport.base import Transport
 from ecrm.transport.membership_socket import LINKS
 from ecrm.transport.mpi import MpiTransport
-
-LAST_WORDS_SECONDS = 5.0
-"""Time for which a rank ending by an error waits for the others before killing itself."""
 
 
 def run_rank(

@@ -84,7 +84,7 @@ def test_dense(committed_results, benchmark_data, tmp_path):
     losses = {manner: float(line["logloss"]) for manner, line in found.items()}
     assert abs(losses["compiled"] - losses["float32"]) < 2e-5
     assert 0 < abs(losses["bfloat16"] - losses["float32"]) < 2e-2
-    assert len({line["model_sha256"] for line in found.values()}) >= 3
+    assert found["bfloat16"]["model_sha256"] != found["float32"]["model_sha256"]
 
 
 def test_accuracy(committed_results, tmp_path, capsys):

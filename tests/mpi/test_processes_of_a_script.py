@@ -96,7 +96,7 @@ def test_a_handler_that_hangs_is_left_and_told(tmp_path):
 
 @pytest.mark.drill
 def test_a_handler_that_hangs_after_an_error_leaves_the_exit_code(tmp_path):
-    """On all ranks, whose guards wait for each other for 10 s."""
+    """On all ranks: each rank has 10 s."""
     late = run(tmp_path, "fails slowly")
     assert late.returncode == 8
     assert SAID in late.stderr

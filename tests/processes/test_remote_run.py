@@ -116,7 +116,7 @@ def test_a_run_of_which_no_rank_is_left_fails(reach):
 
 def test_an_exit_with_an_error_ends_the_other_ranks_after_a_while(reach):
     program = "if [ $PMIX_RANK = 1 ]; then exit 4; fi; sleep 100"
-    run = reach("sh", "-c", program, ranks=2, constant="run.LEAVE_SECONDS = 0.5")
+    run = reach("sh", "-c", program, ranks=2, constant="run.OTHERS_SECONDS = 0.5")
     began = time.monotonic()
     assert run.wait(30) == 4
     assert 0.5 < time.monotonic() - began < 10

@@ -149,6 +149,11 @@ def test_scripts_on_ranks_that_come_back_see_what_an_undisturbed_run_sees(seeds)
     assert found["dead ranks that come back"] > len(seeds), found
 
 
+def test_a_commit_told_to_a_newcomer_alone_ends_no_run():
+    """A rank dies after it has told the newcomer, before the others hear of the commit."""
+    assert run_range([233], "returning", jobs=1).refused == 0
+
+
 @pytest.mark.parametrize("seeds", some_and_more(12, 300))
 def test_schedules_with_ranks_that_come_back_finish_with_the_oracles_bits(seeds):
     totals = run_range(seeds, "returning", jobs=1)

@@ -61,17 +61,20 @@ def test_a_rank_that_has_missed_a_recovery_gets_the_view_of_the_others():
     assert {each.replays for each in agreed.values()} == {-1}
 
 
-def test_a_commit_known_to_a_newcomer_alone_does_not_count():
+def test_a_commit_and_a_view_known_to_a_newcomer_alone_do_not_count():
     """A newcomer has no rows of that commit, and the rank that told of the commit has died."""
     view = initial_view("dedicated", StripeShape(3, 2, 1), 1, 1, 2, 2)
+    later = replace(view, epoch=7, live=(0, 1, 2, 3))
 
     def program(transport: Transport) -> Ledger:
-        mine = ledger(view, transport.rank, 6 if transport.rank == 2 else 5)
-        new = (2,) if transport.rank == 2 else ()
-        return replace(mine, newcomers=new).agreed(transport)
+        if transport.rank != 2:
+            return ledger(view, transport.rank, commits=5).agreed(transport)
+        mine = replace(ledger(later, 2, commits=6), newcomers=(2,))
+        return mine.agreed(transport)
 
     agreed = SimulatedCluster(4, seed=1).run(program).results
     assert {(each.commits, each.newest) for each in agreed.values()} == {(5, (0, 1, 3))}
+    assert [each.view for each in agreed.values()] == [view] * 4
 
 
 def test_all_ranks_with_the_newest_commit_are_named_also_after_many_commits():

@@ -83,8 +83,10 @@ def traced(seed: int, most_deaths: int = 2, lost_touch: float = 0.0) -> list[Act
         return acts_of(cluster.run(program).trace)
     except ProgramFailed as failed:
         # to a rank not yet told of the end, a rank that has left the run is one more death
+        outcome = failed.outcome
+        gone = len(outcome.killed) + len(outcome.results)
         refused = all(isinstance(error, Unrecoverable) for error in failed.errors.values())
-        if not (refused and failed.outcome.results):
+        if not (refused and outcome.results and gone > workload.m):
             raise
         return acts_of(failed.trace)
 

@@ -51,9 +51,7 @@ def test_a_host_without_the_memory_is_named_and_refused_where_all_is_handed_out(
     needed, there = {"a": 90 * MB, "b": 90 * MB}, {"a": 100 * MB, "b": 80 * MB}
     assert judged(needed, {**there, "b": 90 * MB}, prefault=True) == ""
     said = judged(needed, there, prefault=False)
-    assert said.startswith(
-        "once every row is trained tables and ready spares need 90 MB of memory on b, 80 MB"
-    )
+    assert said.startswith("once every row is trained the tables need 90 MB of memory on b, 80 MB")
     with pytest.raises(UsageError, match="90 MB .* on b.*set storage.prefault=false") as caught:
         judged(needed, there, prefault=True)
     assert str(caught.value).count("\n") == 0
@@ -136,7 +134,7 @@ def test_a_host_has_the_rows_that_are_not_on_a_gpu():
         gpus = {rank: ("one", free) if rank in on_gpu else None for rank in range(3)}
         return judge_memory(config, about, spaces, dict.fromkeys(range(3), each), gpus)
 
-    assert warned(each, 0).startswith("once every row is trained tables and ready spares need")
+    assert warned(each, 0).startswith("once every row is trained the tables need")
     assert warned(3 * each, 0, 1) == "" == warned(3 * each, 0, 1, 2)
 
 

@@ -289,6 +289,19 @@ def test_shards_of_dead_ranks_are_kept_apart_where_that_can_be():
     assert judged > 1000
 
 
+def test_a_busy_rank_that_gets_roles_while_a_spare_waits_is_found():
+    """A rank that has handed on its only shard is not busy."""
+    shape = StripeShape(3, 2, 1)
+    before = replace(initial_view("dedicated", shape, 2, 2, 2, 2), rebuilding=(2,))
+    # servers 0 to 2, trainers 3 and 4, spares 5 and 6; trainer 3 dies
+    live = tuple(rank for rank in before.live if rank != 3)
+    slots = tuple(2 if rank == 3 else rank for rank in before.slots)
+    after = replace(before, epoch=before.epoch + 1, live=live, slots=slots)
+    with pytest.raises(Violation, match=r"ranks \[2\] got roles of rank 3 while spare"):
+        check_spares_first(before, after, Circle.of(shape))
+    check_spares_first(before, replace(after, shards=(0, 1, 6)), Circle.of(shape))
+
+
 def test_shards_that_find_hosts_one_by_one_are_not(monkeypatch):
     monkeypatch.setattr(view_change, "least_conflicts", lambda view, movable, shape: view.shards)
     with pytest.raises(Violation, match="share a failure domain, though"):
