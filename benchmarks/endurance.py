@@ -43,7 +43,7 @@ from typing import Any
 
 from ecrm.base.errors import STOPPED_EXIT_CODE
 from ecrm.drill.killers import Survivability, kill_rank
-from ecrm.run.reading import Event, EventTail, read_json
+from ecrm.run.reading import EventTail, read_json
 from lib import measure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -124,9 +124,8 @@ class Watched:
 
     def look(self) -> None:
         """Take in new events."""
-        events: list[Event] = self.tail.new_events()
-        self.state.take(events)
-        for event in events:
+        for event in self.tail.new_events():
+            self.state.take([event])
             for step, at in event["finished"] if event["event"] == "progress" else ():
                 self.first = self.first or (step, at)
                 if self.last is None or at > self.last[1]:
@@ -283,7 +282,7 @@ def disturbed(
     before, left = committed(run), files_around(run.parent)
     watched = Watched(EventTail(run / "events.jsonl"), Survivability())
     if run.exists():
-        watched.tail.new_events()  # of earlier pieces
+        watched.tail.skip()  # the events of earlier pieces
     began = time.monotonic()
     killed: list[int] = []
     measured: list[Numbers] = []

@@ -71,7 +71,7 @@ class Watch:
     def began(self, process: subprocess.Popen[str], launch: str | None = None) -> None:
         """Begin to watch an mpirun just started; `launch` is the name of its launch."""
         for tail in self._tails_now():
-            tail.new_events()
+            tail.skip()
 
         def means_nothing(line: str) -> bool:
             return LATE_NEWS.fullmatch(line) is not None and self._is_complete(launch)
@@ -107,7 +107,7 @@ class Watch:
     def look(self, stopping: bool = False) -> None:
         if self._followers:
             for number, tail in enumerate(self._tails_now()):
-                if number >= self._session and (events := tail.new_events()):
+                if number >= self._session and (events := list(tail.new_events())):
                     self._pass_on(number, events)
         if self._screen is not None:
             self._screen.draw(stopping)

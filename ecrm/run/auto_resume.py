@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ecrm.base.epoch_drafts import left_in
 from ecrm.base.errors import UsageError
@@ -24,14 +23,13 @@ from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.mapped_folder import files_at
 from ecrm.config.schema import Config
-from ecrm.run.reading import read_json
+from ecrm.run.reading import end_of_lines, read_json
 from ecrm.run.run_lock import LOCK, is_empty, refuse_if_held
 from ecrm.run.session_folders import last_summary, session_folders
 
 AUTO_RESUME = Path("auto")
 """The value of --resume in place of a folder."""
 EVENTS = "events.jsonl"
-_BLOCK_BYTES = 1 << 16
 _DRAFTS = (".*.json", ".*.json.*", ".probe.*")
 _ENDINGS = {"stopped.json": "stopped", "failure.json": "failed"}
 
@@ -184,20 +182,9 @@ def tidy(run_dir: Path) -> str:
     for drafts in left_in(run_dir):
         shutil.rmtree(drafts)
     with contextlib.suppress(FileNotFoundError), open(run_dir / EVENTS, "r+b") as file:
-        _cut_torn_line(file)
+        file.truncate(end_of_lines(file))  # a power cut tears the last line
     CheckpointFolder(run_dir / CHECKPOINTS, Disk()).tidy()
     return ended[0] if ended else "killed"
-
-
-def _cut_torn_line(file: BinaryIO) -> None:
-    """Cut off a last line without an end, torn by a power cut."""
-    end, whole = file.seek(0, os.SEEK_END), 0
-    while end > 0 and not whole:
-        begin = max(0, end - _BLOCK_BYTES)
-        file.seek(begin)
-        found = file.read(end - begin).rfind(b"\n") + 1
-        whole, end = (begin + found if found else 0), begin
-    file.truncate(whole)
 
 
 def events_of(run_dir: Path) -> Iterator[dict[str, Any]]:

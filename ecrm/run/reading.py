@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 LAUNCH = "ECRM_LAUNCH"
 """Environment variable with the launch of a rank.
@@ -15,6 +16,8 @@ Files of ranks in the run folder also name the launch.
 """
 
 Event = dict[str, Any]
+
+_BLOCK_BYTES = 1 << 16
 
 OPENING = '{"time": '
 """The begin of every line.
@@ -58,17 +61,36 @@ class EventTail:
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
 
-    def new_events(self) -> list[Event]:
-        """Events written since the last call; empty without a readable file."""
-        try:
+    def new_events(self) -> Iterator[Event]:
+        """Events written since the last call, read line by line; none without a readable file.
+
+        The file of a run of months has gigabytes.
+        """
+        with contextlib.suppress(OSError):  # read later: the run must not end for want of a reader
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                data = file.read()
-        except OSError:  # read later: the run must not end for want of a reader
-            return []
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return parse_events(complete.decode(errors="replace"))[0]
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    self._offset += len(line)
+                    yield from parse_events(line.decode(errors="replace"))[0]
+
+    def skip(self) -> None:
+        """Hand out only events that are written from now on."""
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            self._offset = end_of_lines(file)
+
+
+def end_of_lines(file: BinaryIO) -> int:
+    """The position after the last complete line, found from the end of the file."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        begin = max(0, end - _BLOCK_BYTES)
+        file.seek(begin)
+        if found := file.read(end - begin).rfind(b"\n") + 1:
+            return begin + found
+        end = begin
+    return 0
 
 
 def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
