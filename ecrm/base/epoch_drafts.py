@@ -41,7 +41,7 @@ class EpochDrafts:
         """
         own = self._of(epoch)
         for _ in range(_TRIES):
-            begun = {int(path.name[len(PREFIX) :]): path for path in left_in(self._folder)}
+            begun = {_epoch_of(path): path for path in left_in(self._folder)}
             if max(begun, default=epoch) > epoch:
                 raise FileNotFoundError(errno.ENOENT, "a later epoch has begun", str(own))
             if not begun:
@@ -51,8 +51,15 @@ class EpochDrafts:
                     os.rename(begun[max(begun)], own)
             if own.is_dir():
                 break
-        for path in [*own.iterdir(), *(each for each in left_in(self._folder) if each != own)]:
+        for path in own.iterdir():
             _remove(path)
+        for path in left_in(self._folder):
+            if _epoch_of(path) > epoch:  # begun while this rank stood still
+                with contextlib.suppress(OSError):
+                    own.rmdir()
+                raise FileNotFoundError(errno.ENOENT, "a later epoch has begun", str(own))
+            if path != own:
+                _remove(path)
         self.epoch = epoch
         self.path.mkdir()
 
@@ -66,6 +73,10 @@ class EpochDrafts:
 
     def _of(self, epoch: int) -> Path:
         return self._folder / f"{PREFIX}{epoch}"
+
+
+def _epoch_of(path: Path) -> int:
+    return int(path.name[len(PREFIX) :])
 
 
 def left_in(folder: Path) -> list[Path]:

@@ -298,7 +298,7 @@ class ClusterConfig:
     rejoin: bool = key(
         False,
         "With --hosts: whether `ecrm launch` brings lost hosts back into the run. "
-        "A host that is lost again waits twice as long, up to 600 s.",
+        "A host that is lost again soon waits twice as long, up to 600 s.",
     )
     oversubscribed: str = key(
         "auto",

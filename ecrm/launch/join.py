@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ecrm.base.errors import UsageError
 from ecrm.base.wording import named
-from ecrm.launch.hosts_file import Host
+from ecrm.launch.hosts_file import NAME, Host
 from ecrm.launch.remote_host import RemoteHost, starter_words
 from ecrm.launch.remote_run import HeadWord, RemoteRun, StartMark, meeting_at
 from ecrm.run.joining import JoinFile, why_closed
@@ -39,6 +39,8 @@ def join(run_dir: Path, host: str, place: str | None = None, here: bool = False)
     machine is the host, whatever its address. Returns once the processes have ended: 0 if all have
     finished the run. Raises UsageError if no rank of the host is lost, and on other machines.
     """
+    if not NAME.fullmatch(host):
+        raise UsageError(f"--host {host!r}: not a host's name", otherwise="name a host as ssh does")
     run_dir = run_dir.absolute()
     file = JoinFile.read(run_dir)
     ranks = _lost(run_dir, file, host, host if place is None else place)
@@ -49,8 +51,8 @@ def join(run_dir: Path, host: str, place: str | None = None, here: bool = False)
             f"the folder of the launch, {file.folder}: {error.strerror}",
             otherwise="let this host have the folders that the other hosts have",
         ) from None
-    if not here and not _is_here(file, host, run_dir):
-        there = Host(host, len(ranks), file.addresses[host])
+    if not here and not _is_here(file, host):
+        there = Host(host, len(ranks), file.addresses.get(host, host))
         print(f"host {host}: ecrm join is started there", flush=True)
         words = starter_words(file.starter, there, join_words(run_dir, host, place))
         try:
@@ -80,21 +82,31 @@ def join_words(run_dir: Path, host: str, place: str | None = None) -> list[str]:
     return [sys.executable, "-m", "ecrm", "join", str(run_dir), "--host", host, *of, "--here"]
 
 
-def _is_here(file: JoinFile, host: str, run_dir: Path) -> bool:
+def _is_here(file: JoinFile, host: str) -> bool:
     """Whether this machine is the host; False on the head machine, if the host is elsewhere.
 
-    Raises UsageError on any other machine. A host that is not in the hosts file is here.
+    A host of no known address is on the far side of the launch's starter, if typed on the head
+    machine, and here otherwise. Raises UsageError on any other machine.
     """
+    address = file.addresses.get(host, host)
+    mine = _is_local(address)
     is_head = _is_local(Rendezvous.of_text(file.links).head[0]) is True
-    for name, address in file.addresses.items():
-        if name != host and not is_head and _is_local(address):
+    if is_head and file.starter and not mine:
+        return False
+    for name, other in file.addresses.items():
+        if other != address and _is_local(other):
             raise UsageError(
                 f"--host {host}: this machine is host {name} of the run",
                 otherwise=f"type this on host {host} or on the head machine, or add --here if "
                 f"this machine is host {host}",
             )
-    mine = _is_local(file.addresses[host]) if host in file.addresses else True
-    return mine is True or not (is_head and file.starter)
+    if mine is False:
+        raise UsageError(
+            f"--host {host}: {address} is no address of this machine",
+            otherwise=f"type this on host {host} or on the head machine, or add --here if this "
+            f"machine is host {host}",
+        )
+    return True
 
 
 def _is_local(address: str) -> bool | None:

@@ -139,6 +139,11 @@ def launch(
         )
     for ignored in mpirun_environment(os.environ)[1]:
         print(f"# {ignored}")
+    if hosts is None and not somewhere and not on_loopback(os.environ):
+        print(
+            "# warning: mpirun listens on all addresses: the path of ecrm has a space or a colon; "
+            "install ecrm in a different folder"
+        )
     for placed in hosts.in_words() if hosts is not None else ():
         print(f"# {placed}")
     if hosts is not None and config.cluster.failure_domain != "host":

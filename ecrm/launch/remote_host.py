@@ -28,6 +28,7 @@ from ecrm.process import remote_agent
 from ecrm.process.linux import when_parent_ends
 from ecrm.process.preflight import HOST
 from ecrm.process.remote_agent import START_SECONDS, Lost, Talk, told, understood
+from ecrm.transport.membership_socket import LINKS
 
 DEFAULT_KEEP_ALIVE = 2.0
 DEFAULT_STARTER = (
@@ -67,6 +68,11 @@ def starter_words(template: str, host: Host, command: Sequence[str]) -> list[str
             word = word.replace(field, value)
         filled.append(word)
     return filled if FIELDS[2] in template else [*filled, *command]
+
+
+def _without_secret() -> dict[str, str]:
+    """This process's variables for a starter: srun hands all variables on, in sight of others."""
+    return {name: value for name, value in os.environ.items() if name != LINKS}
 
 
 def handed_on(environ: Mapping[str, str], host: Host) -> dict[str, str]:
@@ -209,6 +215,7 @@ class RemoteHost:
                 self._process = subprocess.Popen(
                     self._words,
                     stdin=order,
+                    env=_without_secret(),
                     process_group=0,
                     preexec_fn=lambda: when_parent_ends(signal.SIGKILL),
                 )

@@ -57,6 +57,8 @@ SAID_AGAIN = (0.0, 0.05, 0.1, 0.2, 0.4)
 """Seconds after a death at which the head of the run is told."""
 ASK_SECONDS = 0.2
 """Time between two questions to the head whether any member lives."""
+PASS_DATAGRAMS = 256
+"""The most datagrams that are taken before an answer."""
 STARTS = 4
 """Starters started at once: a start takes some milliseconds, and agents wait for signs of life."""
 MOST_PRINTS = 256
@@ -161,11 +163,11 @@ class RemoteRun:
     def _receive(self) -> list[RemoteHost]:
         """Take what has come; return the hosts heard."""
         heard: dict[int, RemoteHost] = {}
-        while True:
+        for _ in range(PASS_DATAGRAMS):  # agents want answers, whatever strangers send
             try:
                 datagram, sender = self._socket.recvfrom(1 << 16)
             except OSError:
-                return list(heard.values())
+                break
             number = host_of(datagram)
             host = self._hosts[number] if number is not None and number < len(self._hosts) else None
             try:
@@ -182,6 +184,7 @@ class RemoteRun:
                 assert host is not None
                 if host.running:
                     self._give_up(host, host.running.copy(), str(error))
+        return list(heard.values())
 
     def _take(self, host: RemoteHost, message: tuple[int, int, bytes] | dict[str, Any]) -> None:
         if isinstance(message, tuple):
@@ -233,6 +236,7 @@ class RemoteRun:
 
     def _end(self) -> None:
         """Have all agents end, and print the last lines."""
+        ours = {rank for host in self._hosts for rank in host.running}
         for host in self._hosts:
             if host.has_met and host.running:
                 host.say(end=1)
@@ -245,6 +249,8 @@ class RemoteRun:
             self._send(self._hosts)
             time.sleep(0.01)
             self._receive_last()
+        if self._joining and not self._running():  # of joins the head learns from this process
+            self._word.died(ours)
         self._word.say(time.monotonic() + SAID_AGAIN[-1])
         late = time.monotonic() + LEAVE_SECONDS
         for host in self._hosts:
@@ -254,7 +260,7 @@ class RemoteRun:
     def _receive_last(self) -> None:
         """As `_receive`; what a rank says of its end has no consequence any more."""
         with contextlib.suppress(BlockingIOError, Lost):
-            while True:
+            for _ in range(PASS_DATAGRAMS):
                 datagram, sender = self._socket.recvfrom(1 << 16)
                 number = host_of(datagram)
                 if number is None or number >= len(self._hosts):
@@ -279,6 +285,7 @@ class HeadWord:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._waiting: list[tuple[float, set[int]]] = []
+        self._stops: list[tuple[float, int]] = []
         self._asked, self._next_ask, self._heard, self._live = 0, 0.0, 0.0, True
 
     def died(self, ranks: set[int]) -> None:
@@ -289,6 +296,10 @@ class HeadWord:
 
     def say(self, now: float) -> None:
         """Say what is due."""
+        for at, number in self._stops:
+            if at <= now:
+                self._tell({"is": "stop", "signal": number})
+        self._stops = [(at, number) for at, number in self._stops if at > now]
         due = [ranks for at, ranks in self._waiting if at <= now]
         self._waiting = [(at, ranks) for at, ranks in self._waiting if at > now]
         if not due:
@@ -302,9 +313,9 @@ class HeadWord:
 
     def stop(self, number: int) -> None:
         """Have all members stop, as after a signal to the launch."""
-        asks = signal.SIGINT if number == signal.SIGUSR1 else signal.SIGTERM
-        for _ in SAID_AGAIN:  # once has an effect
-            self._tell({"is": "stop", "signal": int(asks)})
+        asks, now = signal.SIGINT if number == signal.SIGUSR1 else signal.SIGTERM, time.monotonic()
+        self._stops += [(now + seconds, int(asks)) for seconds in SAID_AGAIN]  # once has an effect
+        self.say(now)
 
     def members_live(self, now: float) -> bool:
         """Whether the run has a member, as far as known; a silent head has none."""
@@ -313,7 +324,7 @@ class HeadWord:
         if not self._asked:
             self._heard = now
         with contextlib.suppress(OSError):
-            while True:
+            for _ in range(PASS_DATAGRAMS):
                 datagram = self._socket.recv(1 << 16)
                 said = decoded(self._run.run, secret_to(self._run.secret, WATCHER), datagram)
                 if said is not None and said.get("number") == self._asked:

@@ -45,7 +45,8 @@ def run_head(hosts: Sequence[str], address: str, keep_alive: float) -> Iterator[
         preexec_fn=lambda: when_parent_ends(signal.SIGKILL),
     )
     assert process.stdin is not None and process.stdout is not None
-    passed_on = threading.Thread(target=_pass_on, args=(process,), name="head", daemon=True)
+    ending = threading.Event()
+    passed_on = threading.Thread(target=_pass_on, args=(process, ending), name="head", daemon=True)
     passed_on.start()
     # on standard input: out of sight of other users
     order = [run.hex(), secret.hex(), list(hosts), address, keep_alive]
@@ -60,18 +61,26 @@ def run_head(hosts: Sequence[str], address: str, keep_alive: float) -> Iterator[
         rendezvous = Rendezvous(run, secret, (place, int(port)), keep_alive)
         yield {LINKS: rendezvous.text()}
     finally:
+        ending.set()
         process.kill()
         process.wait()
         passed_on.join(END_SECONDS)
 
 
-def _pass_on(process: subprocess.Popen[str]) -> None:
-    """Print the lines of the head on stderr."""
+def _pass_on(process: subprocess.Popen[str], ending: threading.Event) -> None:
+    """Print the lines of the head on stderr, and its end unless the launch is `ending`."""
     assert process.stderr is not None
     for line in process.stderr:
-        with contextlib.suppress(OSError):  # the terminal is gone
-            sys.stderr.write(line)
-            sys.stderr.flush()
+        _say_here(line)
+    if not ending.is_set() and (code := process.wait()):
+        how = f"died of signal {-code}" if code < 0 else f"ended with {code}"
+        _say_here(f"ecrm: the head of the run {how}: every rank ends\n")
+
+
+def _say_here(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal is gone
+        sys.stderr.write(line)
+        sys.stderr.flush()
 
 
 def main() -> None:

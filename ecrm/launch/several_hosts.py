@@ -23,6 +23,7 @@ from ecrm.process.remote_agent import START_SECONDS
 from ecrm.run.joining import REACHED_BY
 
 SHORTEST_KEEP_ALIVE = 0.5
+MOST_RANKS = 1800
 TRIAL = "import ecrm, numpy"  # not torch: it takes seconds, and is where numpy is
 
 
@@ -42,6 +43,12 @@ class RemoteHosts:
     def plan(self, ranks: int) -> Plan:
         """Plan the run, with all checks possible without reaching a host; raises UsageError."""
         placed = place(read_hosts(self.file), ranks, self.file)
+        if ranks > MOST_RANKS:
+            raise UsageError(
+                f"{ranks} ranks over hosts: the places of all ranks fit one datagram up to "
+                f"{MOST_RANKS} ranks",
+                otherwise=f"start at most {MOST_RANKS} ranks",
+            )
         if not SHORTEST_KEEP_ALIVE <= self.keep_alive <= 3600:
             raise UsageError(
                 f"--keep-alive {self.keep_alive:g}: type seconds from {SHORTEST_KEEP_ALIVE} to 3600"

@@ -24,7 +24,7 @@ from ecrm.launch.overhead import (
     seconds_to_stripe_loss,
 )
 from ecrm.protection.kinds import MOST_UNITS
-from ecrm.protection.rebuild_pace import most_rows
+from ecrm.protection.rebuild_pace import BUSY, PERIOD, most_rows
 from ecrm.run.plan import plan
 from ecrm.run.surveyed import Survey
 
@@ -168,13 +168,15 @@ def _on_wire(traffic: float, given: Planned) -> float:
 def rebuild_seconds(rows: float, record: float, config: Config, given: Planned) -> float:
     """Seconds until the `rows` of a lost shard, data and parity of `record` bytes, are back.
 
-    Each step rebuilds as many rows as RebuildPace allows at most. Survivors decode the rows, so the
-    new host gets each row once from the network, within the share of time for rebuilding.
+    Steps rebuild as many rows as RebuildPace allows at most; with a share below 1 these are four
+    of six steps. Survivors decode the rows, so the new host gets each row once from the network,
+    within the share of time for rebuilding.
     """
     protection = config.protection
     most = most_rows(protection.rebuild_rows_per_step, math.ceil(record))
     by_network = rows * record / given.network_bytes / protection.rebuild_share
-    return max(rows / most * given.step_seconds, by_network)
+    turns = 1.0 if protection.rebuild_share == 1 else PERIOD / BUSY
+    return max(turns * rows / most * given.step_seconds, by_network)
 
 
 def recommended(found: Sequence[Candidate], given: Planned) -> Candidate | None:

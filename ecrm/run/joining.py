@@ -42,6 +42,17 @@ KEPT = ("ECRM_", "OMP_", "MKL_", "OPENBLAS_", "PYTHONHASHSEED")
 """Prefixes of the variables handed on to a process that joins."""
 
 
+def _is_there(path: Path) -> bool:
+    """Whether a file is there, or may be: the folder of another user shows no files."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
 @dataclass(frozen=True)
 class JoinFile:
     """How to join a run: `hosts` and results of the start, the command and its variables.
@@ -63,7 +74,7 @@ class JoinFile:
         """The file of a run. Raises UsageError without a file, and for one of another version."""
         path = run_dir / FILE
         fields = read_json(path)
-        if not fields and os.path.exists(path):
+        if not fields and _is_there(path):
             raise UsageError(
                 f"{path} cannot be read", otherwise="type ecrm join as the user of the launch"
             )

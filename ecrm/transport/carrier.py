@@ -77,12 +77,16 @@ class Carrier:
         """Beat to the head from now on. Without answers, the process kills itself.
 
         The place may also be the place of the agent that carries the beats. The numbers of beats
-        are above `last`.
+        are above `last`. `keep_alive` holds until `begin_lease`.
 
         Raises EcrmError if there is no way to the head.
         """
         if not self._library.ecrm_carrier_lease(self._at, address.encode(), port, keep_alive, last):
             raise EcrmError(f"cannot reach the head machine at {address} from {self.address}")
+
+    def begin_lease(self, keep_alive: float) -> None:
+        """Be a member from now on: without answers in this time the process kills itself."""
+        self._library.ecrm_carrier_begin_lease(self._at, keep_alive)
 
     def news(self) -> int:
         """The number of the head's state, as in the last answer to a beat; 0 without an answer."""
@@ -136,7 +140,7 @@ class Carrier:
         self._library.ecrm_carrier_acknowledge_all(self._at)
 
     def down(self, rank: int) -> float:
-        """Seconds without a connection to a rank, in this epoch."""
+        """Seconds without a byte to a rank, in this epoch."""
         return float(self._library.ecrm_carrier_down(self._at, rank))
 
     def cut(self, rank: int) -> bool:

@@ -31,7 +31,14 @@ from ecrm.transport import by_host
 from ecrm.transport.base import PeerFailure, Revoked
 from ecrm.transport.by_host import FarHost, joined, parted
 from ecrm.transport.carrier import Carrier, Figures
-from ecrm.transport.membership import REPEAT_SECONDS, Admit, Member, Phase, unheard_pause
+from ecrm.transport.membership import (
+    REPEAT_SECONDS,
+    START_KEEP_ALIVE,
+    Admit,
+    Member,
+    Phase,
+    unheard_pause,
+)
 from ecrm.transport.membership_socket import MemberSocket, Rendezvous
 from ecrm.transport.packed import KIND_NAMES, PackedTransport, bits_of, meaning_of
 
@@ -52,6 +59,8 @@ REFUSALS = {
 """The reasons against a newcomer, by the last word of the head."""
 OTHER_FILES = 64
 """Open files of a rank beside a connection to each rank."""
+MORE_FILES = 1024
+"""Open files, if allowed: strangers, connections made anew, and the files of the user's program."""
 CLOSE_SECONDS = 2.0
 HEAD_WORDS = 3
 """Words before a packed message: the stamp, the memory apart, and whether the message is apart."""
@@ -103,7 +112,7 @@ class LinkTransport(PackedTransport):
     ) -> None:
         super().__init__(ranks)
         self._clock = machine.clock
-        _allow_files(ranks + OTHER_FILES)
+        _allow_files(ranks + OTHER_FILES, 2 * ranks + MORE_FILES)
         self.rank, self._told_to_stop = rank, False
         keep_alive = rendezvous.keep_alive
         address = rendezvous.own_address()
@@ -128,7 +137,7 @@ class LinkTransport(PackedTransport):
         """Asked by a newcomer once a second: why no rank can join any more, "" if ranks can."""
         self._places: dict[int, Any] = {}
         if not life:
-            self._carrier.lease(*self._beats_to, keep_alive)
+            self._carrier.lease(*self._beats_to, max(keep_alive, START_KEEP_ALIVE))
             self._join(rendezvous.head)
 
     @property
@@ -142,7 +151,7 @@ class LinkTransport(PackedTransport):
         """
         heard = asked = self._clock()
         while not self._member.begun():
-            self._socket.turn((), REPEAT_SECONDS)
+            self._socket.turn(seconds=REPEAT_SECONDS)
             told, self._member.told, now = self._member.told, "", self._clock()
             heard = now if told else heard
             why = GIVEN_UP if self._member.fenced else REFUSALS.get(told, "")
@@ -154,6 +163,7 @@ class LinkTransport(PackedTransport):
                 raise EcrmError(f"rank {self.rank} cannot join the run: {why}")
         # beats before the epoch would have no answer
         self._carrier.lease(*self._beats_to, self._keep_alive, self._member.beats)
+        self._carrier.begin_lease(self._keep_alive)
         self._begin_epoch()
 
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
@@ -204,7 +214,7 @@ class LinkTransport(PackedTransport):
         end = min(end, self._clock() + CLOSE_SECONDS)
         while self._clock() < end and not self._member.all_left():
             self._carrier.acknowledge_all()
-            self._socket.turn((), REPEAT_SECONDS / 5)
+            self._socket.turn(seconds=REPEAT_SECONDS / 5)
         self._socket.close()
         self._carrier.close()
 
@@ -220,7 +230,7 @@ class LinkTransport(PackedTransport):
         deadline = self._clock() + JOIN_SECONDS
         while self._member.phase is Phase.JOINING:
             self._news()
-            self._socket.turn((), REPEAT_SECONDS)
+            self._socket.turn(seconds=REPEAT_SECONDS)
             if self._member.fenced:
                 self._die()
             if self._clock() > deadline:
@@ -228,6 +238,7 @@ class LinkTransport(PackedTransport):
                     f"rank {self.rank}: not all ranks have joined within {JOIN_SECONDS:.0f} s; "
                     f"the head is {head[0]}:{head[1]}"
                 )
+        self._carrier.begin_lease(self._keep_alive)
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -415,11 +426,11 @@ class LinkTransport(PackedTransport):
         if member.revoked:
             raise Revoked("another rank is recovering from a failure")
 
-    def _unheard(self) -> list[int]:
-        """Live ranks without a connection for too long; looked for now and then."""
+    def _unheard(self) -> list[int] | None:
+        """Live ranks without a byte for too long; `None` between two looks."""
         now = self._clock()
         if now < self._next_unheard:
-            return []
+            return None
         self._next_unheard = now + self._unheard_pause
         away = self._away()
         return [
@@ -464,16 +475,20 @@ def _message_of(
     return message, apart if inside else [packed, *apart]
 
 
-def _allow_files(needed: int) -> None:
-    """Raise the soft limit of open files to `needed`; raises UsageError above the hard limit."""
+def _allow_files(needed: int, wanted: int) -> None:
+    """Raise the soft limit of open files to `wanted`, as far as allowed.
+
+    Raises UsageError if `needed` is above the hard limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise UsageError(
             f"a rank needs {needed} open files for its connections, and {socket.gethostname()} "
             f"allows {hard}: raise the hard limit there (ulimit -Hn {needed}), or start fewer ranks"
         )
-    if soft != resource.RLIM_INFINITY and needed > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _say(line: str) -> None:

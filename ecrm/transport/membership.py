@@ -14,7 +14,7 @@ comes. `ecrm.transport.membership_socket` carries the messages by UDP, out of re
 | join | member | my address; answered by `world` once all have joined |
 | ask | member | a look at the state, after an answer to a beat tells of news; answered by `state` |
 | want | member | my calls of this epoch have ended |
-| unheard | member | no connection to these ranks for half the keep-alive time |
+| unheard | member | no byte of these ranks for half the keep-alive time; none: all are heard |
 | leave | member | this rank leaves on purpose |
 | revoke | head | a member wants the next epoch: end the calls of this epoch |
 | new | head | the next epoch, and its members |
@@ -52,12 +52,16 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any
 
+from ecrm.base.wording import named
+
 REPEAT_SECONDS = 0.05
 """Time before a member first repeats a wish without an answer."""
 LONGEST_JOIN_PAUSE = 1.0
 """The time before a member asks again to join doubles up to this time."""
 ASK_SECONDS = 0.25
 """Longest time between two looks, or two wishes for an epoch, of a member without an answer."""
+LATE_SECONDS = 30.0
+"""Seconds after the first rank has joined, after which the missing ranks are told."""
 ENTER_PATIENCE = 1.0
 """The least seconds without a word after which a newcomer counts as gone."""
 GATHER = 0.25
@@ -68,6 +72,11 @@ HEARD = 0.5
 A rank that the head does not hear may be dead, and its lease decides. A live host is not to be
 given up for its pair with a dead host. Nor is a rank given up that has no word on the epoch yet: it
 refuses connections of the epoch.
+"""
+START_KEEP_ALIVE = 10.0
+"""The least keep-alive time of a rank until its first epoch, while all ranks of a host load torch.
+
+A rank without an epoch can harm nobody.
 """
 HEAD_PATIENCE = 1.0
 """Share of the keep-alive time for which the head waits for a beat.
@@ -134,14 +143,16 @@ class Head:
         self._places: dict[int, list[Any]] = {}
         self._answered: dict[int, float] = {}
         self._pairs: dict[tuple[int, int], list[float]] = {}
+        """The first and the last report of a rank on an unheard rank."""
         self._wanting: set[int] = set()
         self._admitting: dict[int, int] = {}
         self._begun: set[int] = set()
+        self._leased: set[int] = set()
         self._waiting: dict[int, Newcomer] = {}
         self._newcomers = 0
         self._lives: dict[int, str] = {}
         self._joins: Counter[int] = Counter()
-        self._now = 0.0
+        self._now, self._first_join, self._told_missing = 0.0, math.inf, False
         self._departed: set[int] = set()
         self.epoch = 1
         self.live = set(range(len(hosts)))
@@ -184,7 +195,9 @@ class Head:
             if isinstance(epoch, int) and epoch < self.epoch:
                 self._tell_epoch(rank)
         elif kind in ("ask", "want", "unheard", "leave"):
-            self._begun.add(rank)
+            if rank not in self._begun:
+                self._begun.add(rank)
+                self._forget_pairs(rank)  # the rank had another epoch's connections before
             self._hear_in_epoch(now, rank, message)
 
     def _hear_in_epoch(self, now: float, rank: int, message: Mapping[str, Any]) -> None:
@@ -195,20 +208,31 @@ class Head:
         elif kind == "want":
             self._want(rank, message.get("admit"))
         elif kind == "unheard":
-            for peer in self.live.intersection(_ranks(message.get("peers"))) - {rank}:
-                pair = (min(rank, peer), max(rank, peer))
-                self._pairs[pair] = [self._pairs.get(pair, [now])[0], now]
+            peers = self.live.intersection(_ranks(message.get("peers"))) - {rank}
+            others = {pair: times for pair, times in self._pairs.items() if pair[0] != rank}
+            still = {(rank, peer): [self._pairs.get((rank, peer), [now])[0], now] for peer in peers}
+            self._pairs = {**others, **still}
         elif kind == "leave":
             self.left.add(rank)
             self._tell_state(rank)
             self._advance()
 
-    def beat(self, now: float, rank: int) -> bool:
-        """A beat of a member has come; return whether the head answers and renews the lease."""
+    def beat(self, now: float, rank: int, begun: bool = True) -> bool:
+        """A beat of a member has come; return whether the head answers and renews the lease.
+
+        `begun`: the rank has a lease of a keep-alive time, and no longer the lease of a start.
+        """
         if rank not in self.live or rank in self.fenced:
             return False
+        if now - self._answered.get(rank, now) > GATHER * self._keep_alive:
+            self._forget_pairs(rank)  # it stood still, or was cut off, and is back
         self._answered[rank] = now
+        if begun:
+            self._leased.add(rank)
         return True
+
+    def _forget_pairs(self, rank: int) -> None:
+        self._pairs = {pair: times for pair, times in self._pairs.items() if rank not in pair}
 
     def news(self) -> int:
         """The number of the state told to members, larger after every change."""
@@ -233,11 +257,14 @@ class Head:
     def tick(self, now: float) -> None:
         """Time has passed: leases end, and pairs of hosts that do not hear each other are cut."""
         self._now = now
+        self._look_for_missing()
         late = HEAD_PATIENCE * self._keep_alive
+        at_start = HEAD_PATIENCE * max(self._keep_alive, START_KEEP_ALIVE)
         silent = {
             rank
             for rank, last in self._answered.items()
-            if rank in self.live - self.dead - self.left and now > last + late
+            if rank in self.live - self.dead - self.left
+            and now > last + (late if rank in self._leased else at_start)
         }
         for rank in sorted(silent - self.fenced):
             self.lines.append(
@@ -255,6 +282,19 @@ class Head:
             GATHER * self._keep_alive
         ):
             self._choose()
+
+    def _look_for_missing(self) -> None:
+        """Tell once of ranks that have not joined long after others, at the start."""
+        if self._now < self._first_join + LATE_SECONDS:
+            return
+        self._first_join, self._told_missing = math.inf, True
+        missing = sorted(self.live - self.dead - set(self._places))
+        if missing and self.epoch == 1:
+            hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in missing))
+            self.lines.append(
+                f"{named('rank', missing)} on {hosts}: not heard, though others have waited for "
+                f"{LATE_SECONDS:.0f} s"
+            )
 
     def next(self) -> float:
         """The longest time until the next `tick`, in seconds."""
@@ -310,6 +350,7 @@ class Head:
         self._hosts[rank], self._place[rank] = host, self._names.index(host)
         self._lives[rank], self._places[rank], self._answered[rank] = life, at, self._now
         self._joins[rank] += 1
+        self._leased.add(rank)
 
     def _tell_epoch(self, rank: int) -> None:
         """Tell a member of the present epoch; after a join also the places of all members."""
@@ -322,6 +363,8 @@ class Head:
     def _join(self, now: float, rank: int, at: Any) -> None:
         self._answered.setdefault(rank, now)  # its lease began before
         new, self._places[rank] = rank not in self._places, at
+        if not self._told_missing:
+            self._first_join = min(self._first_join, now)
         if self.live - self.dead <= set(self._places):
             everybody = [self._places.get(each) for each in range(len(self._hosts))]
             for each in sorted(self.live - self.dead) if new else [rank]:
@@ -390,10 +433,12 @@ class Head:
         for place in sorted(chosen(pairs)):
             one, other = (self._names[end] for end in min(p for p in pairs if place in p))
             host = self._names[place]
-            self.lines.append(
-                f"hosts {one} and {other} do not hear each other, though this machine hears both: "
-                f"host {host} is given up"
+            apart = (
+                f"ranks of host {one} do not hear each other"
+                if one == other
+                else f"hosts {one} and {other} do not hear each other"
             )
+            self.lines.append(f"{apart}, though this machine hears both: host {host} is given up")
             # ranks that have left beat no more: their end would never be known
             staying = self.live - self.dead - self.left
             gone = {rank for rank in staying if self._place[rank] == place}
@@ -443,6 +488,7 @@ class Member:
         self.rank, self._at, self._unheard_pause = rank, list(at), unheard_pause
         self._life, self._host = life, host
         self._next = self._next_unheard = 0.0
+        self._told_unheard = False
         self._pause = REPEAT_SECONDS
         self._news, self._told_news = 0, math.inf
         self.phase = Phase.ENTERING if life else Phase.JOINING
@@ -537,11 +583,15 @@ class Member:
             self.phase is Phase.LEAVING and set(self.live) <= self.left | self.dead
         )
 
-    def due(self, now: float, unheard: Collection[int] = ()) -> list[Message]:
-        """The messages to send now; `unheard` are the ranks without a connection for too long."""
+    def due(self, now: float, unheard: Collection[int] | None = None) -> list[Message]:
+        """The messages to send now; `unheard` are the ranks without a byte for too long.
+
+        `None`: nobody has looked.
+        """
         said: list[Message] = []
-        if unheard and now >= self._next_unheard:
+        if unheard is not None and (unheard or self._told_unheard) and now >= self._next_unheard:
             self._next_unheard = now + self._unheard_pause
+            self._told_unheard = bool(unheard)
             said.append(self._message("unheard", peers=sorted(unheard)))
         knows = self.phase is Phase.LIVE and self._told_news <= self._news
         if now >= self._next and not knows:

@@ -7,6 +7,7 @@ another form have no effect.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -23,7 +24,7 @@ from ecrm.transport.membership import Head, Member
 
 DIGEST_BYTES = 32
 MOST_BYTES = 65_507
-"""The longest datagram of UDP: the places of about 2,000 ranks."""
+"""The longest datagram of UDP: the places and numbers of 1,800 ranks."""
 BEAT = struct.Struct("<Q16sQQQQ")
 """A beat of a rank, as `Beat` of kernels/links/carrier.h: magic, run, kind, rank, number, news."""
 BEAT_MAGIC = 0x3174616562726365
@@ -109,6 +110,7 @@ def decoded(run: bytes, secret: bytes, datagram: bytes) -> dict[str, Any] | None
 class HeadServer:
     """The head on a UDP socket, in a thread of its own.
 
+    A member numbers its messages, and a message with a number of before has no effect.
     `say` prints the lines of the head. `died` may be called by any thread.
     """
 
@@ -132,9 +134,10 @@ class HeadServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         self._socket.bind((address, 0))
         self._socket.setblocking(False)
-        self._where: dict[tuple[int, Any], Any] = {}
+        self._where: dict[tuple[int, str], Any] = {}
+        self._said: dict[tuple[int, str], int] = {}
         self._beats: dict[int, int] = {}
-        self._refused, self._passes = False, 0
+        self._refused, self._told_long, self._passes = False, False, 0
         self._encoded: tuple[Mapping[str, Any], bytes] = {}, b""
         self._lock = threading.Lock()
         self._stopping = False
@@ -196,9 +199,15 @@ class HeadServer:
             answer = {"is": "members", "number": message.get("number"), "live": live}
             proved = encoded(self._run, secret_to(self._secret, WATCHER), answer)
             self._send_to(proved, sender)
-        elif isinstance(message.get("rank"), int):
-            self._where[message["rank"], str(message.get("life", ""))] = sender
+        elif message.get("is") == "gone":  # of the process that watches a host that has joined
             self._head.hear(self._clock(), message)
+        elif isinstance(message.get("rank"), int) and isinstance(message.get("said"), int):
+            of = message["rank"], str(message.get("life", ""))
+            if message["said"] > self._said.get(
+                of, 0
+            ):  # not late, and not sent again by a stranger
+                self._said[of], self._where[of] = message["said"], sender
+                self._head.hear(self._clock(), message)
         return True
 
     def _answer_beats(self, datagram: bytes, sender: Any) -> bool:
@@ -219,13 +228,13 @@ class HeadServer:
     def _answer(self, beat: bytes, news: int) -> bytes | None:
         """The answer to a beat, empty if there is none; `None` if this is no beat of this run."""
         text, proof = beat[: BEAT.size], beat[BEAT.size :]
-        magic, run, kind, rank, number, _ = BEAT.unpack(text)
+        magic, run, kind, rank, number, begun = BEAT.unpack(text)
         if (magic, run, kind) != (BEAT_MAGIC, self._run, BEATS):  # before the dearer proof
             return None
         if not hmac.compare_digest(proof, hmac.digest(self._secret, text, "sha256")):
             return None
         # a late or replayed beat is no sign of life
-        if number > self._beats.get(rank, 0) and self._head.beat(self._clock(), rank):
+        if number > self._beats.get(rank, 0) and self._head.beat(self._clock(), rank, bool(begun)):
             self._beats[rank] = number
             answer = BEAT.pack(magic, run, ANSWERS, rank, number, news)
             return answer + hmac.digest(self._secret, answer, "sha256")
@@ -244,8 +253,15 @@ class HeadServer:
         self._head.lines.clear()
 
     def _send_to(self, datagram: bytes, to: Any) -> None:
-        with contextlib.suppress(OSError):  # as a lost datagram: the member asks again
+        try:
             self._socket.sendto(datagram, to)
+        except OSError as error:  # as a lost datagram: the member asks again
+            if error.errno == errno.EMSGSIZE and not self._told_long:
+                self._told_long = True
+                self._say(
+                    f"ecrm: a word of {len(datagram)} bytes fits no datagram: "
+                    "launch again with fewer ranks (told once)"
+                )
 
 
 class MemberSocket:
@@ -261,6 +277,7 @@ class MemberSocket:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._member, self._run, self._secret, self._clock = member, run, secret, clock
+        self._said = 0
         self._heads_secret = secret_to(secret, member.rank)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -268,14 +285,16 @@ class MemberSocket:
         self.socket.connect(head)
         self.socket.setblocking(False)
 
-    def turn(self, unheard: Collection[int] = (), seconds: float = 0.0) -> None:
+    def turn(self, unheard: Collection[int] | None = None, seconds: float = 0.0) -> None:
         """Send the messages that are due, and take the messages that have come.
 
-        Waits at most so many seconds for the first message to come.
+        `unheard` is as for `Member.due`. Waits at most so many seconds for the first message.
         """
         for message in self._member.due(self._clock(), unheard):
+            self._said += 1
+            numbered = {**message, "said": self._said}
             with contextlib.suppress(OSError):  # as a lost datagram: said again
-                self.socket.send(encoded(self._run, self._secret, message))
+                self.socket.send(encoded(self._run, self._secret, numbered))
         if seconds:
             select.select([self.socket], [], [], seconds)
         while True:

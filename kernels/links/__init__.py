@@ -94,7 +94,7 @@ class Link:
         return float(self._library.ecrm_link_next(self._at))
 
     def down(self, now: float) -> float:
-        """Seconds without a connection, in this epoch."""
+        """Seconds without a byte of the other rank, in this epoch."""
         return float(self._library.ecrm_link_down(self._at, now))
 
     def dialling(self, now: float) -> None:

@@ -42,7 +42,8 @@ struct Beat {
   uint64_t magic;
   uint8_t run[kRunBytes];
   uint64_t kind, rank, number;
-  uint64_t news;  // in answers: the number of the head's state, larger after every change
+  uint64_t news;  // in answers: the number of the head's state, larger after every change;
+                  // in beats: 1 from the first epoch of the rank on
 };
 static_assert(sizeof(Beat) == 56, "without gaps");
 constexpr uint64_t kBeatMagic = 0x3174616562726365;  // "ecrbeat1"
@@ -60,11 +61,16 @@ inline double lease_now() { return clock_now(CLOCK_BOOTTIME); }
 // What a rank may do for as long: it is renewed by answers of the head. Without I/O.
 class Lease {
  public:
-  Lease(double keep_alive, double now, uint64_t last)
+  // Beats of a rank that has `begun` say so: from the first on the head counts the rank as dead
+  // after a keep-alive time.
+  Lease(double keep_alive, double now, uint64_t last, bool begun)
       : patience_(kLeaseShare * keep_alive),
         pause_(std::min(kBeatShare * keep_alive, kLongestBeat)),
         known_(now),
-        number_(last) {}
+        number_(last),
+        begun_(begun) {}
+  uint64_t number() const { return number_; }
+  bool begun() const { return begun_; }
   // The number of a beat to send; 0: none is due.
   uint64_t beat(double now) {
     if (now < due_) return 0;
@@ -84,6 +90,7 @@ class Lease {
  private:
   double patience_, pause_, known_, due_ = 0;
   uint64_t number_;
+  bool begun_;
   std::map<uint64_t, double> sent_;
 };
 
@@ -166,9 +173,14 @@ class Carrier {
         bind(beats_, address_of(own_), sizeof own_) != 0 ||
         connect(beats_, address_of(there), sizeof there) != 0)
       return false;
-    lease_.reset(new Lease(keep_alive, lease_now(), last));
+    lease_.reset(new Lease(keep_alive, lease_now(), last, false));
     watch(beats_, EPOLLIN, kBeatSocket, EPOLL_CTL_ADD);
     return true;
+  }
+  // This rank is a member now: the lease of `lease` ends, and one of this keep-alive time begins.
+  void begin_lease(double keep_alive) {
+    std::lock_guard<std::mutex> lock(lock_);
+    if (lease_) lease_.reset(new Lease(keep_alive, lease_now(), lease_->number(), true));
   }
   // The number of the head's state, as of its last answer to a beat.
   uint64_t news() {
@@ -389,6 +401,7 @@ class Carrier {
     end.link->dialling(clock_now());
     sockaddr_in from = own_;
     end.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (end.fd < 0 && (errno == EMFILE || errno == ENFILE)) tell_files();
     options(end.fd);
     const int later = 1;  // the port is chosen by connect: many connections may share one
     setsockopt(end.fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &later, sizeof later);
@@ -464,13 +477,16 @@ class Carrier {
     if (end.fd >= 0 && (events & (EPOLLIN | EPOLLERR | EPOLLHUP))) read_some(p);
   }
 
-  // Without a file for a connection: epoll would report the listener again and again.
-  void pause_listener() {
-    static const char line[] =
-        "ecrm: this rank has no file left for a connection: raise ulimit -n (told once)\n";
-    if (!told_files_ && write(2, line, sizeof line - 1) < 0) {
+  void tell_files() {
+    const std::string line = "ecrm: rank " + std::to_string(me_.rank) +
+                             " has no file left for a connection: raise ulimit -n (told once)\n";
+    if (!told_files_ && write(2, line.data(), line.size()) < 0) {
     }
     told_files_ = true;
+  }
+
+  // Epoll would report the listener again and again.
+  void pause_listener() {
     paused_until_ = clock_now() + kPause;
     watch(listener_, 0, kListener, EPOLL_CTL_MOD);
   }
@@ -482,7 +498,9 @@ class Carrier {
       const int fd =
           accept4(listener_, address_of(from), &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (fd < 0) {
-        if (errno == EMFILE || errno == ENFILE) pause_listener();
+        if (errno == EMFILE || errno == ENFILE) tell_files();
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+          pause_listener();
         return;
       }
       options(fd);
@@ -566,14 +584,15 @@ class Carrier {
   void beat() {
     const double now = looked_ = lease_now();
     if (lease_->expired(now)) {
-      static const char line[] = "ecrm: the head machine is lost: rank killed\n";
-      if (write(2, line, sizeof line - 1) < 0) {
+      const std::string line = "ecrm: rank " + std::to_string(me_.rank) +
+                               ": no answer of the head machine in time: rank killed\n";
+      if (write(2, line.data(), line.size()) < 0) {
       }
       kill(getpid(), SIGKILL);
     }
     const uint64_t number = lease_->beat(now);
     if (number == 0) return;
-    const Beat beat = beat_of(kBeats, number);
+    const Beat beat = beat_of(kBeats, number, lease_->begun() ? 1 : 0);
     std::string text(reinterpret_cast<const char*>(&beat), sizeof beat);
     text += hmac(me_.secret, text);
     ::send(beats_, text.data(), text.size(), MSG_NOSIGNAL);  // a lost one is followed by others

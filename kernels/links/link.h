@@ -27,6 +27,7 @@ constexpr uint64_t kMagic = 0x316b6e696c6d7263;  // "crmlink1"
 constexpr size_t kCacheBytes = 1 << 15;
 constexpr size_t kDirectBytes = 1 << 14;         // so much of a message is read where it will lie
 constexpr uint64_t kMostBytes = uint64_t{1} << 40;  // of a message: more was never sent
+constexpr double kFirstPatience = 4;  // part of `greet` for a first try, and of how long one took
 constexpr size_t kOverhead = 64;  // of a kept message, so that empty ones count as well
 
 // What a rank says first over a new connection.
@@ -52,7 +53,7 @@ struct Frame {
 struct Settings {
   double beat = 0.25;    // seconds without a frame, after which one is sent
   double silence = 1.0;  // seconds without a byte, after which a connection is given up
-  double greet = 1.0;    // seconds for a connection and its greeting
+  double greet = 1.0;    // the most seconds for a connection and its greeting
   double first_pause = 0.002, longest_pause = 0.05;  // before a rank dials again
   uint64_t window = 16 << 20;   // bytes of copied messages that wait for their acknowledgement
   uint64_t prompt = 64 << 10;   // a message of so many bytes is acknowledged at once
@@ -97,7 +98,8 @@ enum State { kDown = 0, kDialling = 1, kGreeting = 2, kUp = 3 };
 class Link {
  public:
   Link(const Identity& me, uint32_t peer, const Settings& settings)
-      : me_(me), peer_(peer), settings_(settings), pause_(settings.first_pause) {
+      : me_(me), peer_(peer), settings_(settings), pause_(settings.first_pause),
+        patience_(settings.greet / kFirstPatience) {
     cache_.reset(new char[kCacheBytes]);
   }
   ~Link() { forget_incoming(); }
@@ -113,8 +115,9 @@ class Link {
   uint64_t losses() const { return losses_; }
   uint64_t resent() const { return resent_; }
   double heard() const { return heard_; }
-  // Seconds without a connection, in this epoch.
-  double down(double now) const { return state_ == kUp ? 0 : now - since_; }
+  // Seconds since the last byte of the other rank, in this epoch; 0 over a connection that has
+  // brought bytes. A connection may be made again and again, and carry no frame.
+  double down(double now) const { return state_ == kUp && carries_ ? 0 : now - since_; }
   // Messages up to this number have arrived, and their memory is no longer read.
   uint64_t acked() const { return pending_() ? std::min(acked_, frame_.number - 1) : acked_; }
   bool all_acked() const { return acked() == number_; }
@@ -132,7 +135,7 @@ class Link {
   // When `tick` has something to do.
   double next() const {
     if (state_ == kDown) return dials() ? again_ : kNever;
-    if (state_ != kUp) return began_ + settings_.greet;
+    if (state_ != kUp) return began_ + patience_;
     const double silent = heard_ + settings_.silence;
     return writing_ || due_ ? silent : std::min(silent, said_ + settings_.beat);
   }
@@ -161,7 +164,9 @@ class Link {
     if (state_ == kUp) {
       ++losses_;
       resent_ += next_;
-      since_ = now;
+      if (carries_) since_ = std::max(since_, heard_);
+    } else if (now >= began_ + patience_) {
+      patience_ = std::min(2 * patience_, settings_.greet);
     }
     drop();
     again_ = now + pause_;
@@ -169,7 +174,7 @@ class Link {
   }
   // Time has passed. False: the connection is to be closed, and `broke` called.
   bool tick(double now) {
-    if (state_ == kDialling || state_ == kGreeting) return now < began_ + settings_.greet;
+    if (state_ == kDialling || state_ == kGreeting) return now < began_ + patience_;
     if (state_ != kUp) return true;
     if (now >= heard_ + settings_.silence) return false;
     if (now >= said_ + settings_.beat && !writing_) due_ = true;
@@ -244,6 +249,7 @@ class Link {
   bool came(double now, size_t n) {
     heard_ = now;
     if (direct_) {
+      carries_ = true;
       body_done_ += n;
       if (body_done_ == frame_in_.size) complete();
       return true;
@@ -252,6 +258,7 @@ class Link {
     while (at_ < end_) {
       const char* from = cache_.get() + at_;
       const size_t there = end_ - at_;
+      carries_ = state_ == kUp;
       if (state_ == kGreeting) {
         const size_t wanted = sizeof(Greeting) + kDigestBytes - answer_.size();
         const size_t taken = std::min(there, wanted);
@@ -376,8 +383,10 @@ class Link {
     heard_ = said_ = now;
     pause_ = settings_.first_pause;
     told_ = 0;
-    // The greeting may be older than the last messages of the connection before.
-    due_ = expected_ > 1;
+    carries_ = false;
+    // The greeting may be older than the last messages of the connection before, and the other rank
+    // waits for a first frame.
+    due_ = true;
     return true;
   }
 
@@ -388,6 +397,8 @@ class Link {
     if (!names(theirs, me_, epoch_) || theirs.from != peer_) return false;
     if (!same(answer_.substr(sizeof theirs), proof(me_.secret, 'a', mine_, theirs))) return false;
     control_ += proof(me_.secret, 'd', mine_, theirs);
+    patience_ = std::max(settings_.greet / kFirstPatience,
+                         std::min(settings_.greet, kFirstPatience * (now - began_)));
     return up(now, theirs.expected, theirs.partial);
   }
 
@@ -468,6 +479,7 @@ class Link {
   State state_ = kDown;
   uint64_t epoch_ = 1, their_epoch_ = 1;  // theirs: of the bytes that come
   double began_ = 0, again_ = 0, pause_, heard_ = 0, said_ = 0, since_ = 0;
+  double patience_;  // seconds for the connection that is being made, and its greeting
   // outgoing
   std::deque<Outgoing> kept_;
   size_t next_ = 0;  // in kept_: the next to be written
@@ -476,6 +488,7 @@ class Link {
   const char* out_data_ = nullptr;
   uint64_t out_size_ = 0, out_done_ = 0;
   bool writing_ = false, due_ = false, announces_ = false;
+  bool carries_ = false;  // bytes have come over this connection
   // incoming
   std::deque<Message> ready_;
   uint64_t expected_ = 1, told_ = 0, unsaid_ = 0;

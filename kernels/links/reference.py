@@ -26,6 +26,7 @@ GREETING_FORMAT = struct.Struct("<Q16sIIQQQ16s")  # magic, run, from, to, epoch,
 FRAME = struct.Struct("<QQQQQ")  # kind, number, size, offset, acknowledged
 DATA, ACK, EPOCH = 1, 2, 3
 DIGEST_BYTES = 32
+FIRST_PATIENCE = 4
 
 
 def proof(secret: bytes, side: bytes, dialler: bytes, answerer: bytes) -> bytes:
@@ -42,6 +43,8 @@ class Link:
         self._began = self._heard = self._said = 0.0
         self._their_epoch, self._written = 1, 0
         self._writing, self._writing_number = b"", 0
+        self._carries = False
+        self._patience = settings.greet / FIRST_PATIENCE
         self._forget(0.0)
         self._forget_incoming()
         self._drop()
@@ -90,13 +93,13 @@ class Link:
         if self.state == DOWN:
             return self._again if self.dials else math.inf
         if self.state != UP:
-            return self._began + self._settings.greet
+            return self._began + self._patience
         silent = self._heard + self._settings.silence
         busy = self._writing or self._due
         return silent if busy else min(silent, self._said + self._settings.beat)
 
     def down(self, now: float) -> float:
-        return 0.0 if self.state == UP else now - self._since
+        return 0.0 if self.state == UP and self._carries else now - self._since
 
     def dialling(self, now: float) -> None:
         self.state, self._began = DIALLING, now
@@ -124,14 +127,17 @@ class Link:
         if self.state == UP:
             self.losses += 1
             self.resent += self._next
-            self._since = now
+            if self._carries:
+                self._since = max(self._since, self._heard)
+        elif now >= self._began + self._patience:
+            self._patience = min(2 * self._patience, self._settings.greet)
         self._drop()
         self._again = now + self._pause
         self._pause = min(2 * self._pause, self._settings.longest_pause)
 
     def tick(self, now: float) -> bool:
         if self.state not in (DOWN, UP):
-            return now < self._began + self._settings.greet
+            return now < self._began + self._patience
         if self.state != UP:
             return True
         if now >= self._heard + self._settings.silence:
@@ -180,7 +186,7 @@ class Link:
 
     def came(self, now: float, data: bytes) -> bool:
         while data:
-            self._heard = now
+            self._heard, self._carries = now, self.state == UP
             if self.state == GREETING:
                 wanted = GREETING_FORMAT.size + DIGEST_BYTES - len(self._answer)
                 self._answer, data = self._answer + data[:wanted], data[wanted:]
@@ -248,7 +254,8 @@ class Link:
         self._resume, self._next, self.state = partial, 0, UP
         self._their_epoch = self.epoch
         self._heard = self._said = now
-        self._pause, self._told, self._due = self._settings.first_pause, 0, self.expected > 1
+        self._pause, self._told, self._due = self._settings.first_pause, 0, True
+        self._carries = False
         return True
 
     def _answered(self, now: float) -> bool:
@@ -265,6 +272,8 @@ class Link:
         ):
             return False
         self._control += proof(secret, b"d", self._mine, theirs)
+        took, most = FIRST_PATIENCE * (now - self._began), self._settings.greet
+        self._patience = max(most / FIRST_PATIENCE, min(most, took))
         return self._up(now, expected, partial)
 
     def _begin_frame(self) -> bool:

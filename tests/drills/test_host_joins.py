@@ -135,6 +135,38 @@ def test_the_launch_brings_a_lost_host_back_twice(train, tmp_path):
     assert sorted(ranks_in(training, "joined")) == sorted(2 * ranks)
 
 
+def test_a_host_outside_the_hosts_file_takes_the_place_of_a_lost_one(train, tmp_path):
+    """Typed on the head machine, whose starter reaches the new host by its name."""
+    hurry = tmp_path / "hurry"
+    script = paced(hurry)
+    training = train(4, SIX, script=script, listed=3)
+    training.wait_for_step(30)
+    ranks = training.ranks_of("h2")
+    lose(training, "h2")
+    training.wait_for(lambda event: len(ranks_in(training, "failure")) == 2)
+    lost, new = (training.hosts.namespace(name) for name in ("h2", "h4"))
+    words = [sys.executable, "-m", "ecrm", "join", str(training.folder), "--host", new]
+    with subprocess.Popen(
+        [*words, "--place", lost],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as typed:
+        training.wait_for(lambda event: len(ranks_in(training, "joined")) == 2)
+        assert training.ranks_of("h4") == ranks and not training.ranks_of("h2")
+        training.wait_for(
+            lambda event: event is training.events[-1] and event.get("failures_left") == 1
+        )
+        hurry.touch()
+        run = training.finish()
+        said, _ = typed.communicate(timeout=60)
+    assert (run.code, typed.returncode) == (0, 0), run.output + said
+    assert f"host {new}: ecrm join is started there" in said
+    assert_saved_as_alone(script)
+    assert run.summary["parity"]["mismatches"] == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_ranks_that_have_joined_end_with_the_launch(train, tmp_path, number):
     training = train(3, SIX, script=paced(tmp_path / "never"))

@@ -123,7 +123,7 @@ def test_a_host_reached_by_srun_is_lost(train, undisturbed_long):
 
 
 STANDSTILL = 2 * KEEP_ALIVE + 1
-"""Seconds within which a host is given up: 1.25 keep-alive times, and what TCP and looks add."""
+"""Seconds within which a host is certainly given up: 0.75 keep-alive times, on a busy machine."""
 
 
 def given_up(training: Training, host: str, other: str, when: float) -> str:
@@ -153,7 +153,7 @@ def test_of_two_hosts_that_do_not_hear_each_other_one_is_given_up(train, undistu
     finished = sorted(at for event in run.events_of("progress") for _, at in event["finished"])
     gap = max(after - before for before, after in zip(finished, finished[1:]))
     print(f"gap {gap:.2f} s")
-    assert KEEP_ALIVE < gap < STANDSTILL
+    assert KEEP_ALIVE / 2 < gap < KEEP_ALIVE + 2 * usual_step(run)
 
 
 def test_a_host_that_no_other_hears_is_the_one_given_up(train, undisturbed_long):
@@ -284,8 +284,9 @@ def test_resets_in_recovery_rebuilding_and_checkpoints_cost_no_further_rank(
     run = training.finish()
     check(run, undisturbed_long, [[1]])
     (failure,), (rebuilt,) = run.events_of("failure"), run.events_of("rebuilt")[:1]
+    resumed = run.events_of("resumed")[0]
     spans = {
-        "recovery": [(failure["time"] - 0.1, run.events_of("resumed")[0]["time"])],
+        "recovery": [(resumed["time"] - resumed["stall_seconds"], resumed["time"])],
         "rebuilding": [(failure["time"], rebuilt["time"])],
         "checkpoint": [
             (event["time"] - event["seconds"], event["time"])
@@ -295,8 +296,11 @@ def test_resets_in_recovery_rebuilding_and_checkpoints_cost_no_further_rank(
     for name, of in spans.items():
         count = sum(first <= at <= last for at in resets for first, last in of)
         print(f"{count} of {len(resets)} resets in {name}")
-        assert name == "recovery" or count, f"no reset in {name}"
-    print(f"longest step {longest_step(run):.3f} s")
+        assert count, f"no reset in {name}"
+    *others, longest = step_seconds(run)
+    print(f"longest steps {others[-1]:.3f} s and {longest:.3f} s")
+    assert longest < 0.5 + usual_step(run) + resumed["stall_seconds"]
+    assert others[-1] < 0.5 + usual_step(run), "apart from the step of the failure"
 
 
 @pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
@@ -324,10 +328,14 @@ Two cables lie between two hosts.
 def test_cables_that_lose_and_delay_cost_time_alone(train, undisturbed_short, bad):
     if shutil.which("g++") is None or not os.access("/dev/net/tun", os.W_OK):
         pytest.skip("no g++, or no /dev/net/tun")
-    run = train(3, {**ONE_LOST, **SHORT}, bad=bad[:3], rate=bad[3]).finish()
+    training = train(3, {**ONE_LOST, **SHORT}, bad=bad[:3], rate=bad[3])
+    run = training.finish()
+    lost, waited = training.hosts.frames()
     check(run, undisturbed_short, [])
     print(f"usual step {usual_step(run):.3f} s, longest {longest_step(run):.3f} s")
+    print(f"{lost} frames lost, {waited} waited for the rate")
     assert usual_step(run) > 2 * bad[1] / 1000, "the cable was there"
+    assert (lost > 50, waited > 50) == (bad[0] > 0, bad[3] > 0)
 
 
 def test_strangers_at_the_ports_of_ranks_are_refused_and_told_of(train, undisturbed_long):
@@ -356,19 +364,34 @@ def test_strangers_at_the_ports_of_ranks_are_refused_and_told_of(train, undistur
 
 
 def test_the_head_of_the_run_is_killed_and_the_next_launch_goes_on(train, undisturbed_long):
-    """Every rank ends, and `--resume auto` finishes with the same model."""
+    """Every rank ends, and a shell loop finishes with the same model, as the recipe for Slurm."""
     sets = {**ONE_LOST, "checkpoint.every_steps": 20}
-    training = train(3, sets, "--resume", "auto")
-    training.wait_for_step(60)
-    (head,) = [pid for pid in children_of(training.process.pid) if b"run_head" in words_of(pid)]
-    os.kill(head, signal.SIGKILL)
-    for name in training.hosts.names:
-        training.wait_until_empty(name, 2 * KEEP_ALIVE)
-    output, _ = training.process.communicate(timeout=RUN_SECONDS)
-    assert training.process.returncode != 0 and "Traceback" not in output, output
-    assert "the head machine is lost: rank killed" in output
-    training.type_again()
-    check(training.finish(), undisturbed_long, [])
+    training = train(3, sets, "--resume", "auto", loop=True)
+    for step in (60, 120):
+        training.wait_for_step(step)
+        before = head_of(training.process.pid)
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        deadline = time.monotonic() + RUN_SECONDS
+        while head_of(training.process.pid) in (None, before):
+            assert time.monotonic() < deadline and training.process.poll() is None
+            time.sleep(0.05)
+    run = training.finish()
+    check(run, undisturbed_long, [])
+    assert run.output.count("the head of the run died of signal 9") == 2, run.output
+    assert run.output.count("no answer of the head machine in time: rank killed") >= 6
+    assert "Traceback" not in run.output
+
+
+def head_of(pid: int) -> int | None:
+    """The head of the run among the descendants of a process."""
+    with contextlib.suppress(OSError):  # a process that ends meanwhile
+        for child in children_of(pid):
+            if b"ecrm.launch.run_head" in words_of(child):
+                return child
+            if (found := head_of(child)) is not None:
+                return found
+    return None
 
 
 def children_of(pid: int) -> list[int]:
@@ -685,11 +708,13 @@ def test_the_loss_of_a_host_that_mpirun_itself_started_ends_the_run(tmp_path, cr
     assert code != 0 and not (folder / "summary.json").exists(), output
 
 
-def test_a_cable_that_is_out_for_a_moment_costs_nothing(train, undisturbed_long):
+@pytest.mark.parametrize("part", [0.125, 0.5])
+def test_a_cable_that_is_out_for_a_moment_costs_nothing(train, undisturbed_long, part):
+    """The host kills its ranks after 0.7 keep-alive times without a word of the head machine."""
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
     training.hosts.cut("h2")
-    time.sleep(KEEP_ALIVE / 8)
+    time.sleep(part * KEEP_ALIVE)
     training.hosts.mend("h2")
     run = training.finish()
     check(run, undisturbed_long, [])

@@ -307,7 +307,7 @@ def test_a_rank_without_files_waits_for_files_and_says_so_once() -> None:
         said, told = short.communicate(timeout=SECONDS)
         busy, refused = said.split()
         assert float(busy) < 0.2 and int(refused) == 1, "taken once there were files"
-        assert told.count("no file left for a connection: raise ulimit -n (told once)") == 1
+        assert told.count("has no file left for a connection: raise ulimit -n (told once)") == 1
         stranger.close()
     finally:
         short.kill()

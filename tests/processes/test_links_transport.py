@@ -183,9 +183,10 @@ def test_the_limit_of_open_files_is_raised_as_far_as_needed(
     limits, set_to = (100, 500), []
     monkeypatch.setattr(links.resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(links.resource, "setrlimit", lambda _, both: set_to.append(both))
-    links._allow_files(90)
-    links._allow_files(400)
-    assert set_to == [(400, 500)]
+    links._allow_files(50, 90)
+    links._allow_files(90, 400)
+    links._allow_files(400, 900)
+    assert set_to == [(400, 500), (500, 500)]
     with pytest.raises(UsageError, match=r"needs 564 open files .* allows 500: raise the hard"):
         LinkTransport(0, 500, Rendezvous(bytes(16), b"secret", ("127.0.0.1", 7), 2.0))
 

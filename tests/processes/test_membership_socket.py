@@ -92,7 +92,7 @@ def test_a_message_to_one_rank_has_no_effect_on_another(served: Served) -> None:
     for member in members:
         turns = MemberSocket(member, RUN, SECRET, ADDRESS, head.getsockname())
         head.sendto(fence, turns.socket.getsockname())
-        turns.turn((), 0.2)
+        turns.turn(None, 0.2)
         turns.close()
     assert [member.fenced for member in members] == [False, True]
     head.close()
@@ -114,12 +114,66 @@ def test_a_replayed_beat_is_no_sign_of_life(served: Served) -> None:
     beats.close()
 
 
+def test_a_replayed_word_of_a_member_has_no_effect(served: Served) -> None:
+    """Neither on the head's knowledge, nor on the place where the head answers."""
+    member = Member(0, [ADDRESS, 1000])
+    turns = MemberSocket(member, RUN, SECRET, ADDRESS, served.server.place)
+    heard: list[dict] = []
+    served.head.hear = lambda now, message: heard.append(message)  # type: ignore[method-assign]
+    stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    stranger.connect(served.server.place)
+
+    def say(sender, number: int) -> None:
+        word = {"is": "unheard", "rank": 0, "epoch": 1, "peers": [1], "said": number}
+        sender.send(encoded(RUN, SECRET, word))
+
+    try:
+        for number in (1, 2):
+            say(turns.socket, number)
+        until(lambda: len(heard) == 2)
+        for number in (1, 2, 2):
+            say(stranger, number)
+        stranger.send(encoded(RUN, SECRET, {"is": "unheard", "rank": 0, "epoch": 1, "peers": [1]}))
+        say(turns.socket, 3)
+        until(lambda: len(heard) == 3)
+        assert [message["said"] for message in heard] == [1, 2, 3]
+        served.head.outbox[0, "", "fence"] = {"is": "fence", "epoch": 1}
+        served.server.died([])
+        until(lambda: turns.turn() or member.fenced)
+    finally:
+        stranger.close()
+        turns.close()
+
+
+def test_a_word_too_long_for_a_datagram_is_told_of_once() -> None:
+    served = Served(2)
+    member = MemberSocket(Member(0, [ADDRESS, 1]), RUN, SECRET, ADDRESS, served.server.place)
+    try:
+        member.turn()
+        until(lambda: served.server._where)
+        for _ in range(3):
+            served.head.outbox[0, "", "new"] = {"is": "new", "live": [10**9] * 9000}
+            served.server.died([])
+        (line,) = served.lines
+        assert "fits no datagram: launch again with fewer ranks (told once)" in line
+    finally:
+        member.close()
+        served.server.close()
+
+
+def until(done) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def turn_until(sockets: list[MemberSocket], until) -> None:
     deadline = time.monotonic() + SECONDS
     while not until():
         assert time.monotonic() < deadline
         for each in sockets:
-            each.turn((), 0.005)
+            each.turn(None, 0.005)
 
 
 def test_a_stranger_is_told_of_once_and_has_no_effect(served: Served) -> None:
@@ -156,7 +210,11 @@ import sys, time
 from ecrm.kernels.links import Identity, Settings
 from ecrm.transport.carrier import Carrier
 carrier = Carrier(Identity({RUN!r}, {SECRET!r}, 0), 2, Settings(), {ADDRESS!r})
-carrier.lease({ADDRESS!r}, int(sys.argv[1]), {KEEP_ALIVE})
+begins = sys.argv[2] == "begins"
+carrier.lease({ADDRESS!r}, int(sys.argv[1]), 60.0 if begins else {KEEP_ALIVE})
+if begins:
+    time.sleep(1.0)
+    carrier.begin_lease({KEEP_ALIVE})
 print("beats", flush=True)
 if sys.argv[2] == "leaves":
     carrier.end_lease()
@@ -168,7 +226,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("what", ["stays", "leaves", "calls"])
+@pytest.mark.parametrize("what", ["stays", "leaves", "calls", "begins"])
 def test_a_process_without_answers_of_the_head_kills_itself(what: str) -> None:
     served = Served(2)
     process = subprocess.Popen(
@@ -182,6 +240,7 @@ def test_a_process_without_answers_of_the_head_kills_itself(what: str) -> None:
         assert process.stdout is not None and process.stdout.readline() == "beats\n"
         time.sleep(1.5 * KEEP_ALIVE)
         assert process.poll() is None, "the head answers"
+        assert served.head._leased == ({0} if what == "begins" else set())
         silent_since = time.monotonic()
         served.server.close()
         if what == "leaves":
@@ -191,7 +250,9 @@ def test_a_process_without_answers_of_the_head_kills_itself(what: str) -> None:
         assert process.wait(SECONDS) == -9
         assert 0.7 * KEEP_ALIVE < time.monotonic() - silent_since < KEEP_ALIVE
         assert process.stderr is not None
-        assert process.stderr.read() == "ecrm: the head machine is lost: rank killed\n"
+        assert process.stderr.read() == (
+            "ecrm: rank 0: no answer of the head machine in time: rank killed\n"
+        )
     finally:
         process.kill()
         process.communicate()

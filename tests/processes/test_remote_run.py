@@ -412,6 +412,38 @@ def test_a_stranger_is_refused_and_told_of_once(reach, tmp_path):
     assert errors == "ecrm: 127.0.0.1 is no host of this run: refused (told once)\n"
 
 
+def test_a_flood_of_strangers_keeps_no_agent_from_its_answers(reach, tmp_path):
+    """An agent without answers for 0.7 keep-alive times kills its ranks."""
+    there = tmp_path / "there"
+    run = reach("sh", "-c", f"touch {there}; sleep {3 * KEEP_ALIVE}; echo well")
+    until(there.exists)
+    port = _port(run.pid)
+    flood = "import socket, sys\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n" + (
+        "while True:\n    s.sendto(bytes(100), ('127.0.0.1', int(sys.argv[1])))"
+    )
+    stranger = subprocess.Popen([sys.executable, "-c", flood, str(port)])
+    try:
+        output, errors = run.communicate(timeout=60)
+    finally:
+        stranger.kill()
+        stranger.wait()
+    assert (output, run.returncode) == ("well\n", 0), errors
+
+
+def test_a_starter_does_not_get_the_secret_of_the_run(reach):
+    """srun hands its variables on: whoever sees the step would see the secret."""
+    server = HeadServer(Head(["there"], 60.0), bytes(16), b"secret", "127.0.0.1", print)
+    text = Rendezvous(bytes(16), b"secret", server.place, 60.0).text()
+    starter = f"sh -c 'env | grep -c ^{LINKS}= >&2; exec env X={{host}} {{command}}'"
+    counts = f"env | grep -c ^{LINKS}=; exit 5"
+    try:
+        run = reach("sh", "-c", counts, starter=starter, **{LINKS: text})
+        output, errors = run.communicate(timeout=30)
+    finally:
+        server.close()
+    assert (output, errors) == ("1\n", "0\n"), "the rank has it, the starter has not"
+
+
 def _port(pid: int) -> int:
     """The port at which a process takes datagrams."""
     inodes = set()

@@ -26,7 +26,7 @@ def test_a_head_takes_members_and_is_gone_afterwards() -> None:
         deadline = time.monotonic() + 10
         while member.phase is Phase.JOINING:
             assert time.monotonic() < deadline
-            turns.turn((), 0.05)
+            turns.turn(None, 0.05)
         (head,) = heads()
         words = Path(f"/proc/{head}/cmdline").read_bytes()
         assert rendezvous.secret.hex().encode() not in words, "out of sight of other users"

@@ -141,6 +141,7 @@ def test_a_cut_for_good_costs_the_host_that_the_rules_name(ends, ways):
         def program(transport):
             transport.agree(True)
             if transport.rank == 0:
+                run.processes[0].wait(0.2, lambda: False)  # the others have agreed, too
                 for way in (ends, ends[::-1])[:ways]:
                     run.network.cut(*way, 1e9)
             return rounds(transport)

@@ -108,13 +108,19 @@ class Training:
                 self.process.kill()
 
 
+AGAIN = 'until "$@"; do code=$?; case $code in 1 | 3) ;; *) exit $code ;; esac; done'
+LOOP = ("sh", "-c", AGAIN, "-")
+"""The line is typed again after an exit code of which deploy/ecrm.sbatch makes a new start."""
+
+
 @contextmanager
 def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
     """Starts training on so many imitated hosts, and ends it in the end.
 
     They train the tiny config, or a `script` with its arguments. Hosts are reached `by` real ssh,
     or Slurm in an allocation, or by default an imitation of ssh. `bad` cables lose and delay. With
-    a `rate`, megabits a second, cables are slow.
+    a `rate`, megabits a second, cables are slow. A `loop` of a shell types the line again.
+    With `listed` so many hosts are in the hosts file, and others may join.
     """
     all_trainings, all_hosts, clusters = [], [], []
 
@@ -128,6 +134,8 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
         script: tuple[str, ...] = (),
         bad: tuple[float, float, float] | None = None,
         rate: float = 0.0,
+        loop: bool = False,
+        listed: int | None = None,
     ) -> Training:
         hosts = ImitatedHosts(count, bad, rate)
         all_hosts.append(hosts)
@@ -145,7 +153,7 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
         named = [
             f"{hosts.namespace(name)} "
             f"slots={slots}{f' address={hosts.address(name)}' if by else ''}\n"
-            for name in hosts.names
+            for name in hosts.names[:listed]
         ]
         file.write_text("# imitated\n" + "".join(named))
         line = [
@@ -172,6 +180,7 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
         for key, value in {**built_in, **sets}.items():
             line += ["--set", f"{key}={value}"]
         line += ["--", *script[1:]] if script else []
+        line = [*LOOP, *line] if loop else line
 
         def type_it() -> subprocess.Popen:
             return subprocess.Popen(

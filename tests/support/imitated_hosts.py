@@ -147,6 +147,16 @@ class ImitatedHosts:
             done += bool(_ip(*ss, *words))
         return done
 
+    def frames(self) -> tuple[int, int]:
+        """How many frames the cables of `bad` have lost, and how many waited for the `rate`."""
+        lost = waited = 0
+        for relay in self._relays:
+            relay.send_signal(signal.SIGUSR1)
+            assert relay.stdout is not None
+            of_one = relay.stdout.readline().split()
+            lost, waited = lost + int(of_one[0]), waited + int(of_one[1])
+        return lost, waited
+
     def _cable(self, name: str) -> str:
         return f"ec{os.getpid()}{name}"
 

@@ -24,6 +24,8 @@ class Connection:
         self.pipes: tuple[deque, deque] = (deque(), deque())
         self.open = [True, True]
         self.reception, self.number = reception, number
+        self.stuck: set[int] = set()
+        """Ends whose bytes do not arrive any more."""
 
 
 class LinkNetwork:
@@ -46,6 +48,8 @@ class LinkNetwork:
         """Ends whose bytes do not arrive."""
         self.reset_at: Callable[[int], int | None] = lambda connection: None
         """Bytes after which a connection of this number is reset."""
+        self.longest: int | None = None
+        """The longest piece that arrives; behind a longer piece a connection brings nothing."""
         self.carried = 0
         self.connections = 0
         self.trace: list[tuple[int, bytes]] = []
@@ -133,6 +137,10 @@ class LinkNetwork:
 
     def _write(self, connection: Connection, end: int, data: bytes) -> None:
         self.trace.append((end, data))
+        if self.longest is not None and len(data) > self.longest:
+            connection.stuck.add(end)
+        if end in connection.stuck:
+            return
         connection.pipes[end].append((self.now + self.delay(end), data))
 
     def _deliver(self, connection: Connection, end: int) -> bool:

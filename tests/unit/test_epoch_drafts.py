@@ -56,6 +56,22 @@ def test_a_writer_that_is_late_to_begin_takes_nothing_back(tmp_path, monkeypatch
     assert (tmp_path / ".epoch-2" / "2").is_dir()
 
 
+def test_a_writer_that_is_late_to_begin_removes_no_later_drafts(tmp_path, monkeypatch):
+    """It has seen an empty folder, stands still, and then makes its own folder."""
+    late, mkdir = EpochDrafts(tmp_path), Path.mkdir
+
+    def stands_still(path, *words, **named):
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+        (writer(tmp_path, 2).path / "draft").write_text("new")
+        mkdir(path, *words, **named)
+
+    monkeypatch.setattr(Path, "mkdir", stands_still)
+    with pytest.raises(FileNotFoundError, match="a later epoch has begun"):
+        late.begin(1)
+    assert (tmp_path / ".epoch-2" / "2" / "draft").read_text() == "new"
+    assert left_in(tmp_path) == [tmp_path / ".epoch-2"]
+
+
 def test_an_epoch_may_begin_twice(tmp_path):
     """After a failure without a death."""
     (writer(tmp_path, 3).path / "draft").touch()

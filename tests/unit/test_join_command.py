@@ -20,7 +20,13 @@ from ecrm.config import load_config
 from ecrm.launch import join, rejoin
 from ecrm.launch.hosts_file import Host
 from ecrm.launch.launcher import check_rejoin
-from ecrm.launch.rejoin import FIRST_PAUSE, Rejoin, lost_hosts, rejoining
+from ecrm.launch.rejoin import (
+    FIRST_PAUSE,
+    JOIN_SECONDS,
+    Rejoin,
+    lost_ranks,
+    rejoining,
+)
 from ecrm.run import joining, run_lock
 from ecrm.run.gather import decide, gather_results
 from ecrm.run.joining import FILE, LIFE, REACHED_BY, JoinFile, why_closed, write_join_file
@@ -132,7 +138,7 @@ class Asked:
 
 
 def test_a_lost_host_is_asked_again_with_pauses_that_grow_and_begin_anew():
-    now, lost, asked, said = [0.0], {"node1"}, [], []
+    now, lost, asked, said = [0.0], {"node1": {0, 2}}, [], []
 
     def begin(host):
         asked.append((now[0], host.name, Asked()))
@@ -156,13 +162,15 @@ def test_a_lost_host_is_asked_again_with_pauses_that_grow_and_begin_anew():
         joins._due[hosts[0]] = now[0] + joins._pause[hosts[0]]
     assert {name for _, name, _ in asked} == {"node1"}
     pass_time(40)
-    count = len(asked)
-    pass_time(1000)
-    assert len(asked) == count, "a join under way is left alone"
-    asked[-1][2].code = -9
-    joins.look()
-    pass_time(FIRST_PAUSE + 1)
-    assert len(asked) == count + 1, "after a long life the pause begins anew"
+    for life, pause in ((310, 64), (650, FIRST_PAUSE), (1, 4), (30, 8)):
+        count, back = len(asked), now[0]
+        lost.clear()
+        pass_time(life)
+        assert len(asked) == count, "a host that is back is left alone"
+        lost["node1"] = {0, 2}
+        pass_time(pause + 1)
+        assert len(asked) == count + 1
+        assert asked[-1][0] - back - life == pytest.approx(pause, abs=1.5), life
     assert said[:2] == [
         "host node1: asked to join again (cluster.rejoin)",
         "host node1: ecrm join ended with 1, trying again in 4 s",
@@ -177,7 +185,7 @@ def test_a_starter_that_cannot_be_run_is_tried_with_pauses_that_grow():
         subprocess.Popen(["no-such-starter"])
 
     joins = Rejoin(
-        [Host("node1", 1, "node1")], lambda: {"node1"}, begin, said.append, lambda: now[0]
+        [Host("node1", 1, "node1")], lambda: {"node1": {0}}, begin, said.append, lambda: now[0]
     )
     while now[0] < 100:
         now[0] += 0.5
@@ -189,42 +197,79 @@ def test_a_starter_that_cannot_be_run_is_tried_with_pauses_that_grow():
     )
 
 
+class Joins:
+    """A Rejoin of node1, of ranks 0 and 2, on a clock of the test."""
+
+    def __init__(self) -> None:
+        self.now, self.lost, self.asked, self.said = 0.0, {0, 2}, list[Asked](), list[str]()
+        self.joins = Rejoin(
+            [Host("node1", 2, "node1")],
+            lambda: {"node1": self.lost},
+            self._begin,
+            self.said.append,
+            lambda: self.now,
+        )
+
+    def _begin(self, host):
+        self.asked.append(Asked())
+        return self.asked[-1]
+
+    def look_for(self, seconds):
+        for _ in range(int(seconds / 0.5)):
+            self.now += 0.5
+            self.joins.look()
+
+
 def test_a_host_that_is_lost_again_does_not_wait_for_the_end_of_its_starter():
     """A connection of ssh to a host without power may stand for long."""
-    now, lost, asked = [0.0], {"node1"}, []
-
-    def begin(host):
-        asked.append(Asked())
-        return asked[-1]
-
-    joins = Rejoin([Host("node1", 1, "node1")], lambda: lost, begin, str, lambda: now[0])
-
-    def look_for(seconds):
-        for _ in range(int(seconds / 0.5)):
-            now[0] += 0.5
-            joins.look()
-
-    look_for(30)
-    assert len(asked) == 1, "a join that has not brought its ranks back goes on"
-    lost.clear()
-    look_for(1)
-    lost.add("node1")
-    look_for(FIRST_PAUSE + 1)
-    assert len(asked) == 2 and joins.left == asked[:1]
-    asked[0].code = 255
-    look_for(1)
-    assert joins.left == [] and len(asked) == 2
+    node = Joins()
+    node.look_for(30)
+    assert len(node.asked) == 1, "a join that has not brought its ranks back goes on"
+    node.lost = set()
+    node.look_for(1)
+    node.lost = {0, 2}
+    node.look_for(2 * FIRST_PAUSE + 1)
+    assert len(node.asked) == 2 and node.joins.processes == node.asked[::-1]
+    node.asked[0].code = 255
+    node.look_for(1)
+    assert node.joins.processes == node.asked[1:] and len(node.asked) == 2
 
 
-def test_lost_hosts_are_read_from_the_run(run_dir):
+def test_a_rank_lost_while_others_of_its_host_join_is_brought_back_too():
+    node = Joins()
+    node.lost = {0}
+    node.look_for(FIRST_PAUSE + 1)
+    node.lost = {0, 2}  # during the join of rank 0
+    node.look_for(30)
+    assert len(node.asked) == 1
+    node.lost = {2}  # rank 0 is back, by a process that goes on
+    node.look_for(2 * FIRST_PAUSE + 1)
+    assert len(node.asked) == 2 and len(node.joins.processes) == 2
+    node.lost = set()
+    node.look_for(1000)
+    assert len(node.asked) == 2
+
+
+def test_a_join_that_does_not_bring_all_ranks_back_is_followed_by_another():
+    node = Joins()
+    node.look_for(FIRST_PAUSE + 1)
+    node.lost = {2}  # rank 2 cannot be started; rank 0 goes on
+    node.look_for(JOIN_SECONDS - 5)
+    assert len(node.asked) == 1
+    node.look_for(10 + 2 * FIRST_PAUSE)
+    assert len(node.asked) == 2
+    assert node.said[1] == "host node1: rank 2 did not join in 600 s, trying again in 4 s"
+
+
+def test_lost_ranks_are_read_from_the_run(run_dir):
     placed = [Host(name, 2, name) for name in HOSTS]
-    assert lost_hosts(run_dir, placed, None) == {"node2"}
-    assert lost_hosts(run_dir, placed, "a later launch") is None
+    assert lost_ranks(run_dir, placed, None) == {"node2": {1}}
+    assert lost_ranks(run_dir, placed, "a later launch") is None
     (run_dir / "failure.json").write_text('{"message": "lost"}')
-    assert lost_hosts(run_dir, placed, None) == set(), "after the end"
+    assert lost_ranks(run_dir, placed, None) == {}, "after the end"
     (run_dir / "failure.json").unlink()
     (run_dir / FILE).unlink()
-    assert lost_hosts(run_dir, placed, None) == set(), "before ranks can join"
+    assert lost_ranks(run_dir, placed, None) == {}, "before ranks can join"
 
 
 def test_a_run_that_has_ended_takes_no_rank(run_dir, capsys):
@@ -246,7 +291,7 @@ def test_a_second_session_takes_no_rank_and_says_so(run_dir, capsys):
     placed, said = [Host(name, 2, name) for name in HOSTS], []
     joins = Rejoin(
         placed,
-        lambda: lost_hosts(run_dir, placed, None),
+        lambda: lost_ranks(run_dir, placed, None),
         lambda host: pytest.fail("none can join"),
         said.append,
         closed=lambda: why_closed(run_dir, None),
@@ -308,12 +353,56 @@ def test_typed_on_a_host_that_is_another_it_is_refused(run_dir, capsys, monkeypa
     assert "--host node2: this machine is host node1 of the run: type this on host node2" in said
 
 
+@pytest.mark.parametrize("host", ["node2", "node9"])
+def test_typed_on_a_machine_that_is_no_host_it_is_refused(run_dir, capsys, monkeypatch, host):
+    """As on a login node that has the run's folder."""
+    monkeypatch.chdir("/")
+    reached(run_dir, ELSEWHERE, {"node1": ELSEWHERE, "node2": ELSEWHERE, "node9": ELSEWHERE})
+    assert main(["join", str(run_dir), "--host", host, "--place", "node2"]) == 2
+    said = capsys.readouterr().err
+    assert f"--host {host}: {ELSEWHERE} is no address of this machine: type this on host" in said
+
+
+def test_a_new_host_is_reached_from_the_head_machine(run_dir, capfd, monkeypatch):
+    """Also if the head machine is a host of the run: node9 must not be a second name of it."""
+    monkeypatch.chdir("/")
+    reached(run_dir, "127.0.0.1", {"node1": "127.0.0.1", "node2": ELSEWHERE})
+    assert main(["join", str(run_dir), "--host", "node9.invalid", "--place", "node2"]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[0] == "host node9.invalid: ecrm join is started there"
+    assert said[1].endswith("--host node9.invalid --place node2 --here")
+    assert main(["join", str(run_dir), "--host", "localhost", "--place", "node2"]) == 2
+    assert "--host localhost: this machine is host node1" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["node 9", "$(true)", "-x", ""])
+def test_a_host_is_named_as_in_a_hosts_file(run_dir, capsys, host):
+    assert main(["join", str(run_dir), f"--host={host}", "--place", "node2"]) == 2
+    assert f"--host {host!r}: not a host's name" in capsys.readouterr().err
+
+
+def test_a_file_of_another_user_is_no_missing_run(run_dir, capsys, monkeypatch):
+    """Another user cannot even see whether the file is there."""
+
+    def forbidden(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(joining.Path, "read_text", forbidden)
+    monkeypatch.setattr(joining.Path, "stat", forbidden)
+    assert main(["join", str(run_dir), "--host", "node2"]) == 2
+    assert f"{FILE} cannot be read: type ecrm join as the user of the launch" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("head", "addresses", "here"),
     [
         (ELSEWHERE, {"node1": ELSEWHERE, "node2": "127.0.0.1"}, True),
         (ELSEWHERE, {"node1": "no.such.host.invalid", "node2": "no.such.host.invalid"}, True),
         (ELSEWHERE, {}, True),
+        ("127.0.0.1", {"node1": ELSEWHERE}, False),
+        ("127.0.0.1", {"node1": "127.0.0.1", "node2": "127.0.0.1"}, True),
         ("127.0.0.1", {"node1": ELSEWHERE, "node2": "127.0.0.1"}, True),
         ("127.0.0.1", {"node1": ELSEWHERE, "node2": "no.such.host.invalid"}, False),
     ],
@@ -322,14 +411,14 @@ def test_a_machine_is_the_host_by_its_address(run_dir, monkeypatch, head, addres
     """Names of a hosts file may be known to the starter alone."""
 
     def bind(address):
-        if "invalid" in address[0]:
+        if address[0] in ("no.such.host.invalid", "node2"):
             raise socket.gaierror
         if address[0] == ELSEWHERE:
             raise OSError
 
     monkeypatch.setattr(join.socket, "socket", lambda *_: nullcontext(SimpleNamespace(bind=bind)))
     reached(run_dir, head, addresses)
-    assert join._is_here(JoinFile.read(run_dir), "node2", run_dir) == here
+    assert join._is_here(JoinFile.read(run_dir), "node2") == here
 
 
 def test_ranks_of_a_host_that_has_taken_a_place_are_found_by_both_names(run_dir, capsys):

@@ -137,16 +137,59 @@ def test_a_slow_link_stays_up(kind: str) -> None:
 def test_a_cut_takes_both_ends_down_and_is_over_when_it_is_mended(kind: str, cut: set[int]) -> None:
     network = LinkNetwork(kind, delay=lambda end: 0.001)
     network.run(network.up)
+    network.pass_time(0.01)
     network.cut = cut
     messages = send_all(network, [100, 2000])
     network.pass_time(2.5)
     assert all(end.state != UP for end in network.ends)
-    assert all(1.0 < end.down(network.now) < 2.5 for end in network.ends)
+    assert all(1.4 < end.down(network.now) < 2.6 for end in network.ends)
     network.cut = set()
     mended = network.now
     arrive(network, messages)
     assert network.now - mended < 1.2
     assert all(end.down(network.now) == 0 for end in network.ends)
+
+
+def test_the_time_without_a_connection_counts_from_the_last_byte(kind: str) -> None:
+    """Not from the end of the connection, which comes a silence later."""
+    end = accepting(kind)
+    assert end.came(5.0, FRAME.pack(2, 0, 0, 0, 0)) and end.down(5.5) == 0
+    end.broke(6.0)
+    assert end.down(6.5) == 1.5
+
+
+def test_connections_that_carry_no_frame_count_as_none(kind: str) -> None:
+    """As behind a router that loses long frames: each greeting passes, and no message does."""
+    network = LinkNetwork(kind, delay=lambda end: 0.001)
+    network.run(network.up)
+    network.pass_time(1.0)
+    assert [end.down(network.now) for end in network.ends] == [0, 0]
+    network.longest = 1000
+    assert network.ends[0].send(bytes(2000))
+    began = network.now
+    network.pass_time(5.0)
+    assert network.connections > 3, "connections are made again and again"
+    assert network.ends[1].down(network.now) > 3.5
+    network.longest = None
+    network.run(lambda: network.ends[0].acked == 1, 3.0)
+    assert network.now - began < 8 and network.ends[1].down(network.now) == 0
+
+
+def test_a_lost_connection_request_is_soon_repeated_and_a_slow_network_has_its_time(
+    kind: str,
+) -> None:
+    network = LinkNetwork(kind, Settings(greet=0.8), delay=lambda end: 0.0)
+    network.cut = {0, 1}
+    network.pass_time(0.1)
+    network.cut, began = set(), network.now
+    network.run(network.up)
+    assert network.now - began < 0.2, "a quarter of 0.8 s for a first try"
+    slow = LinkNetwork(kind, Settings(greet=0.8), delay=lambda end: 0.15)
+    slow.run(slow.up)  # a round trip of 0.3 s, and the proof
+    assert slow.connections == 2, "0.2 s were too short, 0.4 s not"
+    slow.reset()
+    slow.run(slow.up)
+    assert slow.connections == 3
 
 
 def test_memory_of_messages_without_acknowledgement_is_bounded(kind: str) -> None:
@@ -189,10 +232,12 @@ def test_no_acknowledgement_is_told_of_a_message_that_is_being_written(kind: str
 
 
 def accepting(kind: str) -> Any:
-    """An end with a connection, that has sent nothing."""
+    """An end with a connection, that has sent its first frame."""
     end = KINDS[kind].Link(Identity(RUN, SECRET, 1), 0, Settings())
     end.begin_epoch(0.0, 1)
     assert end.adopt(0.0, 1, 0)
+    assert end.gather(100) == FRAME.pack(2, 0, 0, 0, 0)
+    end.wrote(0.0, FRAME.size)
     return end
 
 

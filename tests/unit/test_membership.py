@@ -12,6 +12,7 @@ import pytest
 
 from ecrm.transport.membership import (
     HEAD_PATIENCE,
+    START_KEEP_ALIVE,
     Admit,
     Head,
     Member,
@@ -181,6 +182,75 @@ def joined(hosts: list[str], seed: int = 0, loss: float = 0.0) -> Run:
     run.run(lambda: run.all_in(1, set(range(len(hosts)))), 5.0)
     assert run.members[0].places == [["10.0.0.1", rank] for rank in range(len(hosts))]
     return run
+
+
+def reported(head: Head, first: float, last: float, peers: list[int]) -> None:
+    """Rank 0 reports ranks from `first` to `last`, while all ranks beat."""
+    for tenth in range(round(10 * first), round(10 * last) + 1):
+        for rank in range(3):
+            head.beat(0.1 * tenth, rank)
+        unheard = {"is": "unheard", "rank": 0, "epoch": 1, "peers": peers}
+        head.hear(0.1 * tenth, unheard)
+        head.tick(0.1 * tenth)
+
+
+def three_hosts() -> Head:
+    head = Head(["h1", "h2", "h3"], KEEP_ALIVE)
+    for rank in range(3):
+        head.hear(0.0, {"is": "join", "rank": rank, "epoch": 1, "at": ["10.0.0.1", rank]})
+        head.beat(0.0, rank)
+        head.hear(0.0, {"is": "ask", "rank": rank, "epoch": 1})
+    return head
+
+
+def test_a_rank_that_is_heard_again_is_taken_back() -> None:
+    """A pair is chosen a quarter of the keep-alive time after its first report."""
+    cut, healed, other = three_hosts(), three_hosts(), three_hosts()
+    reported(cut, 1.0, 1.5, [1])
+    assert cut.fenced == {1}
+    reported(healed, 1.0, 1.4, [1])
+    reported(healed, 1.4, 1.6, [])
+    assert healed.fenced == set()
+    reported(other, 1.0, 1.4, [1, 2])
+    reported(other, 1.4, 1.6, [2])
+    assert other.fenced == {2}
+
+
+def test_a_host_that_stood_still_is_not_given_up_when_it_wakes() -> None:
+    """The others have reported it, and its first beat makes it a rank that the head hears."""
+    head = three_hosts()
+    reports = {"is": "unheard", "epoch": 1, "peers": [1]}
+    for tenth in range(1, 17):
+        for rank in (0, 2):
+            head.beat(0.1 * tenth, rank)
+            if tenth >= 10:
+                head.hear(0.1 * tenth, {**reports, "rank": rank})
+        if tenth == 14:
+            head.beat(1.4, 1)
+        head.tick(0.1 * tenth)
+    assert head.fenced == set()
+
+
+def test_a_member_takes_its_reports_back_once() -> None:
+    member = Member(0, ["10.0.0.1", 1], unheard_pause(KEEP_ALIVE))
+    member.hear({"is": "world", "epoch": 1, "at": [["10.0.0.1", 1]] * 2})
+
+    def told(now: float, unheard: list[int] | None) -> list[list[int]]:
+        return [each["peers"] for each in member.due(now, unheard) if each["is"] == "unheard"]
+
+    assert told(1.0, []) == [] and told(1.1, [1]) == [[1]] and told(1.2, None) == []
+    assert told(1.3, []) == [[]] and told(1.4, []) == []
+
+
+def test_ranks_that_do_not_join_are_told_of_once():
+    head = Head(["h1", "h1", "h2"], KEEP_ALIVE)
+    head.hear(1.0, {"is": "join", "rank": 0, "epoch": 1, "at": ["10.0.0.1", 1]})
+    for now in range(2, 100):
+        head.beat(now, 0)
+        head.hear(now, {"is": "join", "rank": 0, "epoch": 1, "at": ["10.0.0.1", 1]})
+        head.tick(now)
+        assert head.lines == [] or now >= 31
+    assert head.lines == ["ranks 1, 2 on h1, h2: not heard, though others have waited for 30 s"]
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
@@ -527,10 +597,25 @@ def test_a_member_that_never_beats_is_given_up_and_one_that_left_is_not() -> Non
     assert head.beat(1.0, 2)
     head.hear(1.0, {"is": "leave", "rank": 2, "epoch": 1})
     assert head.beat(1.5, 0)
-    head.tick(1.01 * KEEP_ALIVE)
-    assert head.dead == {1}
+    head.tick(1.5 + 0.99 * KEEP_ALIVE)
+    assert head.dead == set()
     head.tick(1.5 + 1.01 * KEEP_ALIVE)
+    assert head.dead == {0}
+    head.tick(1.01 * START_KEEP_ALIVE)
     assert head.dead == {0, 1}
+
+
+def test_a_rank_without_an_epoch_has_more_time() -> None:
+    """All ranks of a host load torch at the start, and a rank that waits gets little of the CPU."""
+    head = joined_head(2)
+    for now in (0.0, 0.9 * START_KEEP_ALIVE):
+        assert head.beat(now, 0, begun=False) and head.beat(now, 1, begun=False)
+        head.tick(now)
+    assert head.dead == set()
+    began = 0.9 * START_KEEP_ALIVE
+    head.beat(began, 0, begun=True)
+    head.tick(began + 1.01 * KEEP_ALIVE)
+    assert head.dead == {0}
 
 
 def test_a_late_word_on_an_epoch_does_not_begin_it_again() -> None:

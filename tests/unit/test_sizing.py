@@ -208,7 +208,7 @@ def _rebuilding(share, rows=4096):
 
 def test_a_slow_network_slows_rebuilding():
     fast, slow = (Planned(5, 1, network, 1, 0.1) for network in (1e12, 1e6))
-    assert rebuild_seconds(4096, 264, _rebuilding(0.5), fast) == pytest.approx(0.1)
+    assert rebuild_seconds(4096, 264, _rebuilding(0.5), fast) == pytest.approx(0.15)
     bytes_ = 4096 * 264
     assert rebuild_seconds(4096, 264, _rebuilding(1), slow) == pytest.approx(bytes_ / 1e6)
     assert rebuild_seconds(4096, 264, _rebuilding(0.1), slow) == pytest.approx(bytes_ / 1e5)
@@ -397,9 +397,15 @@ def test_a_script_is_planned_from_its_tables_and_its_first_step(script, capsys):
 def test_a_scripts_candidates_are_those_of_a_config_with_the_same_rows(criteo_rows):
     data = [f"data.path={criteo_rows}"]
     config = load_config("tiny", data)
-    load, budget = Needs(config, 1).load, config.protection.rebuild_rows_per_step
+    load, protection = Needs(config, 1).load, config.protection
     survey = Survey(26, 2, 0, [(load.rows, load.record, load.looked_up)])
-    script, own = Script(Path("train.py")), [f"protection.rebuild_rows_per_step={budget}"]
+    script, own = (
+        Script(Path("train.py")),
+        [
+            f"protection.rebuild_rows_per_step={protection.rebuild_rows_per_step}",
+            f"protection.rebuild_share={protection.rebuild_share}",
+        ],
+    )
     of = [of_config("tiny", data), of_script(script, own, survey)]
     assert candidates(of[0], GIVEN) == candidates(of[1], GIVEN)
     split = [(load.rows // 2, load.record, load.looked_up // 2)] * 2

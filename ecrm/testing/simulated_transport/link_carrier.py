@@ -15,7 +15,7 @@ from ecrm.testing.simulated_transport.network import Connection, Network
 from ecrm.transport.carrier import Carrier, Figures
 
 DIALLING = 1
-LEASE_SHARE, BEAT_SHARE = 0.8, 0.05
+LEASE_SHARE, BEAT_SHARE, LONGEST_BEAT = 0.8, 0.05, 0.5
 """Shares of the keep-alive time, as `kLeaseShare` and `kBeatShare` of kernels/links/carrier.h."""
 LOOK_FACTOR = 20.0
 """By how much waits are longer than asked for: fewer looks, as on a busy machine."""
@@ -32,7 +32,7 @@ class Process(Protocol):
     def wait(self, seconds: float, done: Callable[[], bool]) -> None: ...
     def touch(self) -> None: ...
     def begins(self, epoch: int, live: Collection[int]) -> None: ...
-    def beat(self, number: int) -> None: ...
+    def beat(self, number: int, begun: bool) -> None: ...
     def lease_is_over(self) -> None: ...
 
 
@@ -63,7 +63,7 @@ class SimulatedCarrier(Carrier):
         self._strangers: dict[Connection, Any] = {}
         self._timers = dict.fromkeys(self._links, math.inf)
         self._closed = False
-        self._patience = math.inf
+        self._patience, self._pause, self._begun = math.inf, 0.0, False
         self._answered, self._sent, self._number = 0.0, dict[int, float](), 0
         self.refused = self._told_news = 0
         self.address, self.port = address, network.listen(address, self)
@@ -86,9 +86,18 @@ class SimulatedCarrier(Carrier):
             self._serve(peer)
 
     def lease(self, address: str, port: int, keep_alive: float, last: int = 0) -> None:
-        self._patience, self._answered = LEASE_SHARE * keep_alive, self._clock.now
         self._number = last
-        self._beat(BEAT_SHARE * keep_alive)
+        self._begin_lease(keep_alive)
+        self._beat()
+
+    def begin_lease(self, keep_alive: float) -> None:
+        self._begin_lease(keep_alive)
+        self._begun = True
+
+    def _begin_lease(self, keep_alive: float) -> None:
+        self._patience, self._answered = LEASE_SHARE * keep_alive, self._clock.now
+        self._pause = min(BEAT_SHARE * keep_alive, LONGEST_BEAT)
+        self._sent.clear()
 
     def news(self) -> int:
         return self._told_news
@@ -306,7 +315,7 @@ class SimulatedCarrier(Carrier):
         connection, side = self._connections[peer]
         return self._links[peer].state == UP and connection.room(side) <= 0
 
-    def _beat(self, pause: float) -> None:
+    def _beat(self) -> None:
         if self._patience == math.inf:
             return
         if self._clock.now > self._answered + self._patience:
@@ -314,8 +323,8 @@ class SimulatedCarrier(Carrier):
             return
         self._number += 1
         self._sent[self._number] = self._clock.now
-        self._process.beat(self._number)
-        self._clock.after(pause, self._beat, pause)
+        self._process.beat(self._number, self._begun)
+        self._clock.after(self._pause, self._beat)
 
 
 FIGURES = ("losses", "resent")

@@ -101,9 +101,9 @@ class Process:
         """This process begins an epoch."""
         self._cluster.begins(self.rank, epoch, live)
 
-    def beat(self, number: int) -> None:
+    def beat(self, number: int, begun: bool) -> None:
         """A sign of life goes to the head."""
-        self._cluster.network.datagram(self.host, HEAD, self._cluster.beats, self, number)
+        self._cluster.network.datagram(self.host, HEAD, self._cluster.beats, self, number, begun)
 
     def lease_is_over(self) -> None:
         """This process has heard nothing of the head for too long."""
@@ -126,8 +126,8 @@ class SimulatedSocket(MemberSocket):
         self._cluster, self._process, self._member = cluster, process, member
         self.socket: Any = None
 
-    def turn(self, unheard: Iterable[int] = (), seconds: float = 0.0) -> None:
-        for message in self._member.due(self._cluster.time.now, tuple(unheard)):
+    def turn(self, unheard: Collection[int] | None = None, seconds: float = 0.0) -> None:
+        for message in self._member.due(self._cluster.time.now, unheard):
             text = encoded(RUN, SECRET, message)
             host, hears = self._process.host, self._cluster.head_hears
             self._cluster.network.datagram(host, HEAD, hears, self._process, text)
@@ -382,10 +382,10 @@ class LinkCluster(SimulatedCluster):
         self.head.hear(self.time.now, message)
         self._head_sends()
 
-    def beats(self, process: Process, number: int) -> None:
+    def beats(self, process: Process, number: int, begun: bool) -> None:
         """A beat of a process comes to the head; as `HeadServer`."""
         rank = process.rank
-        if number > self._beats.get(rank, 0) and self.head.beat(self.time.now, rank):
+        if number > self._beats.get(rank, 0) and self.head.beat(self.time.now, rank, begun):
             self._beats[rank] = number
             assert process.carrier is not None
             self.network.datagram(
