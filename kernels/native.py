@@ -145,6 +145,7 @@ _SIGNATURES = {
     "ecrm_carrier_begin_epoch": (None, [_POINTER, _COUNT, _BYTES]),
     "ecrm_carrier_lease": (ctypes.c_int, [_POINTER, _BYTES, ctypes.c_int, _TIME, _COUNT]),
     "ecrm_carrier_begin_lease": (None, [_POINTER, _TIME]),
+    "ecrm_carrier_leased": (ctypes.c_int, [_POINTER]),
     "ecrm_carrier_news": (_COUNT, [_POINTER]),
     "ecrm_carrier_end_lease": (None, [_POINTER]),
     "ecrm_carrier_watch": (None, [_POINTER, ctypes.c_int]),

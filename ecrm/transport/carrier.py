@@ -88,6 +88,10 @@ class Carrier:
         """Be a member from now on: without answers in this time the process kills itself."""
         self._library.ecrm_carrier_begin_lease(self._at, keep_alive)
 
+    def leased(self) -> bool:
+        """Whether the head has answered a beat since `begin_lease`, and counts on the lease."""
+        return bool(self._library.ecrm_carrier_leased(self._at))
+
     def news(self) -> int:
         """The number of the head's state, as in the last answer to a beat; 0 without an answer."""
         return int(self._library.ecrm_carrier_news(self._at))

@@ -163,7 +163,7 @@ class LinkTransport(PackedTransport):
                 raise EcrmError(f"rank {self.rank} cannot join the run: {why}")
         # beats before the epoch would have no answer
         self._carrier.lease(*self._beats_to, self._keep_alive, self._member.beats)
-        self._carrier.begin_lease(self._keep_alive)
+        self._begin_lease()
         self._begin_epoch()
 
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
@@ -238,8 +238,16 @@ class LinkTransport(PackedTransport):
                     f"rank {self.rank}: not all ranks have joined within {JOIN_SECONDS:.0f} s; "
                     f"the head is {head[0]}:{head[1]}"
                 )
-        self._carrier.begin_lease(self._keep_alive)
+        self._begin_lease()
         self._begin_epoch()
+
+    def _begin_lease(self) -> None:
+        """Begin the lease of a member; without an answer the process ends, and does no harm."""
+        self._carrier.begin_lease(self._keep_alive)
+        while not self._carrier.leased():
+            self._socket.turn(seconds=REPEAT_SECONDS / 5)
+            if self._member.fenced:
+                self._die()
 
     def _begin_epoch(self) -> None:
         self.live = self._member.live

@@ -83,17 +83,17 @@ HEAD_PATIENCE = 1.0
 
 More than the patience of clients (`ecrm.process.remote_agent`), which tell the reason of a loss.
 """
+FORGOTTEN = 0.15
+"""Share of the keep-alive time after which a pair without a report is forgotten."""
+LASTING = 0.1
+"""Share of the keep-alive time for which a pair must have been reported to count."""
 MOST_UNHEARD_PAUSE = 0.1
 """Seconds between two reports of a member on unheard ranks; less for a short keep-alive time."""
 
 
 def unheard_pause(keep_alive: float) -> float:
-    """The seconds between two reports of a member on unheard ranks.
-
-    A pair that is not reported for four such times is forgotten. Four times are less than the
-    time from first pair to choice. So a link that heals early costs no host.
-    """
-    return min(MOST_UNHEARD_PAUSE, 0.15 * GATHER * keep_alive)
+    """The seconds between two reports of a member: a fourth of the time to forget a pair."""
+    return min(MOST_UNHEARD_PAUSE, FORGOTTEN / 4 * keep_alive)
 
 
 class Admit(IntEnum):
@@ -142,8 +142,8 @@ class Head:
         self._place = [self._names.index(host) for host in hosts]
         self._places: dict[int, list[Any]] = {}
         self._answered: dict[int, float] = {}
-        self._pairs: dict[tuple[int, int], list[float]] = {}
-        """The first and the last report of a rank on an unheard rank."""
+        self._pairs: dict[int, dict[int, list[float]]] = {}
+        """The first and the last report on an unheard rank, by the rank that reports."""
         self._wanting: set[int] = set()
         self._admitting: dict[int, int] = {}
         self._begun: set[int] = set()
@@ -195,9 +195,7 @@ class Head:
             if isinstance(epoch, int) and epoch < self.epoch:
                 self._tell_epoch(rank)
         elif kind in ("ask", "want", "unheard", "leave"):
-            if rank not in self._begun:
-                self._begun.add(rank)
-                self._forget_pairs(rank)  # the rank had another epoch's connections before
+            self._has_begun(rank)
             self._hear_in_epoch(now, rank, message)
 
     def _hear_in_epoch(self, now: float, rank: int, message: Mapping[str, Any]) -> None:
@@ -209,9 +207,9 @@ class Head:
             self._want(rank, message.get("admit"))
         elif kind == "unheard":
             peers = self.live.intersection(_ranks(message.get("peers"))) - {rank}
-            others = {pair: times for pair, times in self._pairs.items() if pair[0] != rank}
-            still = {(rank, peer): [self._pairs.get((rank, peer), [now])[0], now] for peer in peers}
-            self._pairs = {**others, **still}
+            before = self._pairs.pop(rank, {})
+            if peers:
+                self._pairs[rank] = {peer: [before.get(peer, [now])[0], now] for peer in peers}
         elif kind == "leave":
             self.left.add(rank)
             self._tell_state(rank)
@@ -229,10 +227,20 @@ class Head:
         self._answered[rank] = now
         if begun:
             self._leased.add(rank)
+        if begun and self.epoch == 1:
+            self._has_begun(rank)
         return True
 
+    def _has_begun(self, rank: int) -> None:
+        """Note that a rank knows the epoch, and has its connections."""
+        if rank not in self._begun:
+            self._begun.add(rank)
+            self._forget_pairs(rank)
+
     def _forget_pairs(self, rank: int) -> None:
-        self._pairs = {pair: times for pair, times in self._pairs.items() if rank not in pair}
+        self._pairs.pop(rank, None)
+        for peers in self._pairs.values():
+            peers.pop(rank, None)
 
     def news(self) -> int:
         """The number of the state told to members, larger after every change."""
@@ -272,15 +280,20 @@ class Head:
                 f"{now - self._answered[rank]:.1f} s"
             )
         self.died(now, silent)
+        gone, fresh = self.fenced | self.left, now - FORGOTTEN * self._keep_alive
         self._pairs = {
-            pair: times
-            for pair, times in self._pairs.items()
-            if now - times[1] < 4 * unheard_pause(self._keep_alive)
-            and not (self.fenced | self.left).intersection(pair)
+            rank: {
+                peer: times
+                for peer, times in peers.items()
+                if times[1] > fresh and peer not in gone
+            }
+            for rank, peers in self._pairs.items()
+            if rank not in gone
         }
-        if self._pairs and now - min(t[0] for t in self._pairs.values()) >= (
-            GATHER * self._keep_alive
-        ):
+        first = min(
+            (times[0] for peers in self._pairs.values() for times in peers.values()), default=now
+        )
+        if now - first >= GATHER * self._keep_alive:
             self._choose()
 
     def _look_for_missing(self) -> None:
@@ -422,10 +435,13 @@ class Head:
         pairs = {
             (min(pair), max(pair))
             for pair in (
-                [self._place[rank] for rank in ranks]
-                for ranks, (first, last) in self._pairs.items()
-                # not on a single report: the link may be up again
-                if first < last and all(self._hears(rank) for rank in ranks)
+                (self._place[rank], self._place[peer])
+                for rank, peers in self._pairs.items()
+                for peer, (first, last) in peers.items()
+                # not on a few reports: the link may be up again
+                if last - first >= LASTING * self._keep_alive
+                and self._hears(rank)
+                and self._hears(peer)
             )
         }
         if not pairs:

@@ -71,6 +71,7 @@ class Lease {
         begun_(begun) {}
   uint64_t number() const { return number_; }
   bool begun() const { return begun_; }
+  bool answered() const { return answered_; }
   // The number of a beat to send; 0: none is due.
   uint64_t beat(double now) {
     if (now < due_) return 0;
@@ -83,6 +84,7 @@ class Lease {
     const auto at = sent_.find(number);
     if (at == sent_.end()) return;
     known_ = std::max(known_, at->second);
+    answered_ = true;
     sent_.erase(sent_.begin(), std::next(at));
   }
   bool expired(double now) const { return now > known_ + patience_; }
@@ -90,7 +92,7 @@ class Lease {
  private:
   double patience_, pause_, known_, due_ = 0;
   uint64_t number_;
-  bool begun_;
+  bool begun_, answered_ = false;
   std::map<uint64_t, double> sent_;
 };
 
@@ -180,7 +182,15 @@ class Carrier {
   // This rank is a member now: the lease of `lease` ends, and one of this keep-alive time begins.
   void begin_lease(double keep_alive) {
     std::lock_guard<std::mutex> lock(lock_);
-    if (lease_) lease_.reset(new Lease(keep_alive, lease_now(), lease_->number(), true));
+    if (!lease_) return;
+    beat();  // does not return for a lease that is over
+    lease_.reset(new Lease(keep_alive, lease_now(), lease_->number(), true));
+    beat();
+  }
+  // Whether the head has answered a beat of the lease that has begun: it counts on it.
+  bool leased() {
+    std::lock_guard<std::mutex> lock(lock_);
+    return lease_ && lease_->begun() && lease_->answered();
   }
   // The number of the head's state, as of its last answer to a beat.
   uint64_t news() {

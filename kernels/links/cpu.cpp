@@ -158,6 +158,7 @@ ECRM_ENTRY int ecrm_carrier_lease(Carrier* c, const char* address, int port, dou
 ECRM_ENTRY void ecrm_carrier_begin_lease(Carrier* c, double keep_alive) {
   c->begin_lease(keep_alive);
 }
+ECRM_ENTRY int ecrm_carrier_leased(Carrier* c) { return c->leased(); }
 ECRM_ENTRY uint64_t ecrm_carrier_news(Carrier* c) { return c->news(); }
 ECRM_ENTRY void ecrm_carrier_end_lease(Carrier* c) { c->end_lease(); }
 ECRM_ENTRY void ecrm_carrier_watch(Carrier* c, int fd) { c->watch_too(fd); }

@@ -64,6 +64,7 @@ class SimulatedCarrier(Carrier):
         self._timers = dict.fromkeys(self._links, math.inf)
         self._closed = False
         self._patience, self._pause, self._begun = math.inf, 0.0, False
+        self._lease, self._has_answer = 0, False
         self._answered, self._sent, self._number = 0.0, dict[int, float](), 0
         self.refused = self._told_news = 0
         self.address, self.port = address, network.listen(address, self)
@@ -88,16 +89,20 @@ class SimulatedCarrier(Carrier):
     def lease(self, address: str, port: int, keep_alive: float, last: int = 0) -> None:
         self._number = last
         self._begin_lease(keep_alive)
-        self._beat()
 
     def begin_lease(self, keep_alive: float) -> None:
-        self._begin_lease(keep_alive)
         self._begun = True
+        self._begin_lease(keep_alive)
+
+    def leased(self) -> bool:
+        return self._begun and self._has_answer
 
     def _begin_lease(self, keep_alive: float) -> None:
         self._patience, self._answered = LEASE_SHARE * keep_alive, self._clock.now
         self._pause = min(BEAT_SHARE * keep_alive, LONGEST_BEAT)
         self._sent.clear()
+        self._has_answer, self._lease = False, self._lease + 1
+        self._beat(self._lease)
 
     def news(self) -> int:
         return self._told_news
@@ -191,7 +196,9 @@ class SimulatedCarrier(Carrier):
     def heard(self, number: int, news: int) -> None:
         """The head has answered a beat, with the number of its state."""
         self._told_news = max(self._told_news, news)
-        self._answered = max(self._answered, self._sent.get(number, 0.0))
+        if number in self._sent:
+            self._answered = max(self._answered, self._sent[number])
+            self._has_answer = True
 
     def accept(self, connection: Connection) -> None:
         """A connection of a stranger."""
@@ -315,8 +322,8 @@ class SimulatedCarrier(Carrier):
         connection, side = self._connections[peer]
         return self._links[peer].state == UP and connection.room(side) <= 0
 
-    def _beat(self) -> None:
-        if self._patience == math.inf:
+    def _beat(self, lease: int) -> None:
+        if self._patience == math.inf or lease != self._lease:
             return
         if self._clock.now > self._answered + self._patience:
             self._process.lease_is_over()
@@ -324,7 +331,7 @@ class SimulatedCarrier(Carrier):
         self._number += 1
         self._sent[self._number] = self._clock.now
         self._process.beat(self._number, self._begun)
-        self._clock.after(self._pause, self._beat)
+        self._clock.after(self._pause, self._beat, lease)
 
 
 FIGURES = ("losses", "resent")

@@ -125,10 +125,12 @@ class SimulatedSocket(MemberSocket):
     ) -> None:
         self._cluster, self._process, self._member = cluster, process, member
         self.socket: Any = None
+        self._said = 0
 
     def turn(self, unheard: Collection[int] | None = None, seconds: float = 0.0) -> None:
         for message in self._member.due(self._cluster.time.now, unheard):
-            text = encoded(RUN, SECRET, message)
+            self._said += 1
+            text = encoded(RUN, SECRET, {**message, "said": self._said})
             host, hears = self._process.host, self._cluster.head_hears
             self._cluster.network.datagram(host, HEAD, hears, self._process, text)
         self._process.wait(seconds, lambda: False)
@@ -183,7 +185,10 @@ class SimulatedLinks(LinkTransport):
 
     def _begin_epoch(self) -> None:
         super()._begin_epoch()
-        self._cluster.mix[GATHERED] += bool(self._routes.far) and self.rank == min(self.live)
+        gathered = self._cluster.gathered
+        if self._routes.far and self._member.epoch not in gathered:
+            gathered.add(self._member.epoch)
+            self._cluster.mix[GATHERED] += 1
 
     def _die(self) -> NoReturn:
         self._cluster.gives_up(self.rank, "is fenced")
@@ -230,6 +235,9 @@ class LinkCluster(SimulatedCluster):
         self.network.mix = self.mix
         self.head = Head([f"host {host}" for host in self.hosts], self.faults.keep_alive)
         self._where: dict[tuple[int, str], Process] = {}
+        self._said: dict[Process, int] = {}
+        self.gathered: set[int] = set()
+        """The epochs with messages gathered by host."""
         self._beats: dict[int, int] = {}
         self.processes: dict[int, Process] = {}
         self._transports: dict[int, SimulatedLinks] = {}
@@ -378,6 +386,9 @@ class LinkCluster(SimulatedCluster):
         """A datagram of a process comes to the head."""
         message = decoded(RUN, SECRET, text)
         assert message is not None
+        if message["said"] <= self._said.get(process, 0):
+            return
+        self._said[process] = message["said"]
         self._where[process.rank, process.life] = process
         self.head.hear(self.time.now, message)
         self._head_sends()
