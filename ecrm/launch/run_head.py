@@ -45,36 +45,42 @@ def run_head(hosts: Sequence[str], address: str, keep_alive: float) -> Iterator[
         preexec_fn=lambda: when_parent_ends(signal.SIGKILL),
     )
     assert process.stdin is not None and process.stdout is not None
-    ending = threading.Event()
-    passed_on = threading.Thread(target=_pass_on, args=(process, ending), name="head", daemon=True)
+    serves = threading.Event()
+    passed_on = threading.Thread(target=_pass_on, args=(process, serves), name="head", daemon=True)
     passed_on.start()
     # on standard input: out of sight of other users
     order = [run.hex(), secret.hex(), list(hosts), address, keep_alive]
     try:
-        process.stdin.write(json.dumps(order) + "\n")
-        process.stdin.flush()
+        with contextlib.suppress(OSError):  # it has died: standard output ends
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
         ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
         said = process.stdout.readline().strip() if ready else NO_ANSWER
         place, _, port = said.partition(" port ")
         if not port:
-            raise EcrmError(f"the head of the run cannot start: {said or 'see above'}")
+            why = said or f"it {_how(process.wait())}"
+            raise EcrmError(f"the head of the run cannot start: {why}")
         rendezvous = Rendezvous(run, secret, (place, int(port)), keep_alive)
+        serves.set()
         yield {LINKS: rendezvous.text()}
     finally:
-        ending.set()
+        serves.clear()
         process.kill()
         process.wait()
         passed_on.join(END_SECONDS)
 
 
-def _pass_on(process: subprocess.Popen[str], ending: threading.Event) -> None:
-    """Print the lines of the head on stderr, and its end unless the launch is `ending`."""
+def _pass_on(process: subprocess.Popen[str], serves: threading.Event) -> None:
+    """Print the lines of the head on stderr, and its end while it `serves` the launch."""
     assert process.stderr is not None
     for line in process.stderr:
         _say_here(line)
-    if not ending.is_set() and (code := process.wait()):
-        how = f"died of signal {-code}" if code < 0 else f"ended with {code}"
-        _say_here(f"ecrm: the head of the run {how}: every rank ends\n")
+    if serves.is_set() and (code := process.wait()):
+        _say_here(f"ecrm: the head of the run {_how(code)}: every rank ends\n")
+
+
+def _how(code: int) -> str:
+    return f"died of signal {-code}" if code < 0 else f"ended with {code}"
 
 
 def _say_here(line: str) -> None:

@@ -204,9 +204,13 @@ def send_order(connection: socket.socket, ends: Ends) -> None:
 
 
 def _digest(alike: str, environ: Mapping[str, str]) -> str:
-    """A digest of all that ranks forked from one server have in common."""
+    """A digest of all that ranks forked from one server have in common.
+
+    The name of the host counts: hosts may share the folder of mpirun.
+    """
     variables = sorted(each for each in environ.items() if not each[0].startswith(OF_MPIRUN))
-    common = [alike, environ.get(JOB), sys.orig_argv, os.getcwd(), variables]
+    host = os.uname().nodename
+    common = [host, alike, environ.get(JOB), sys.orig_argv, os.getcwd(), variables]
     return hashlib.sha256(json.dumps(common).encode()).hexdigest()[:16]
 
 

@@ -367,8 +367,15 @@ def test_the_head_of_the_run_is_killed_and_the_next_launch_goes_on(train, undist
     """Every rank ends, and a shell loop finishes with the same model, as the recipe for Slurm."""
     sets = {**ONE_LOST, "checkpoint.every_steps": 20}
     training = train(3, sets, "--resume", "auto", loop=True)
-    for step in (60, 120):
-        training.wait_for_step(step)
+    for number in (1, 2):
+
+        def trains(event: dict, number: int = number) -> bool:
+            starts = [each for each in training.events if each["event"] == "start"]
+            return (
+                len(starts) == number and event is training.events[-1] and event.get("step", 0) > 60
+            )
+
+        training.wait_for(trains)
         before = head_of(training.process.pid)
         assert before is not None
         os.kill(before, signal.SIGKILL)

@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ecrm.process import fork_server
 from ecrm.process.neighbours import JOB, RANK
 from ecrm.process.preflight import JOB_FOLDER
 from ecrm.process.remote_agent import GUARD_PATIENCE
@@ -101,6 +103,13 @@ def test_all_ranks_come_from_one_import_and_each_obeys_its_own_guard(start, impo
     _, errors = first.guard.communicate("\n", timeout=10)
     assert (first.guard.returncode, errors) == (7, "")
     wait_until(lambda: not is_running(first.parent))
+
+
+def test_guards_of_hosts_with_a_common_folder_do_not_share_ranks(monkeypatch):
+    here = fork_server._digest("", {})
+    assert fork_server._digest("", {}) == here
+    monkeypatch.setattr(fork_server.os, "uname", lambda: SimpleNamespace(nodename="another"))
+    assert fork_server._digest("", {}) != here
 
 
 def test_guards_with_another_program_or_other_variables_do_not_share_ranks(start, imports):

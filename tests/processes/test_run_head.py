@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -70,3 +71,20 @@ def test_processes_started_by_a_rank_are_no_ranks(monkeypatch: pytest.MonkeyPatc
     joined = (3, 5, Rendezvous(bytes(16), b"secret", ("10.0.0.1", 7), 2.0), ("10.0.0.2", 8))
     assert run_rank._transport() == joined
     assert LINKS not in os.environ and BEATS_TO not in os.environ
+
+
+def test_a_head_that_dies_at_its_start_or_later_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with run_head(["h1"], "127.0.0.1", 2.0):
+        (head,) = heads()
+        os.kill(head, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while "died" not in (said := capfd.readouterr().err):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert said == "ecrm: the head of the run died of signal 9: every rank ends\n"
+    monkeypatch.setattr("ecrm.launch.run_head.sys.executable", "false")
+    with pytest.raises(EcrmError, match="the head of the run cannot start: it ended with 1"):
+        with run_head(["h1"], "127.0.0.1", 2.0):
+            raise AssertionError("started")
