@@ -1,11 +1,22 @@
-"""The whole bound of the model of the protocol; some minutes."""
+"""The whole bounds of the model of the protocol; some minutes each."""
+
+import pytest
 
 from support.explorer import explore
 from support.protocol_model import Model
 
 
-def test_two_deaths_and_a_cut_link_break_no_promise_on_four_ranks():
-    found = explore(Model(deaths=2, cuts=1))
+@pytest.mark.parametrize(
+    ("bound", "states"),
+    [
+        pytest.param({"deaths": 2, "cuts": 1}, 2_579_270, id="two deaths and a cut"),
+        pytest.param(
+            {"deaths": 1, "cuts": 1, "returns": 1}, 4_180_507, id="a death, a cut and a return"
+        ),
+    ],
+)
+def test_no_promise_is_broken_on_four_ranks(bound, states):
+    found = explore(Model(**bound))
     print(found)
     assert not found.wrong and found.ends
-    assert found.states == 2_570_714
+    assert found.states == states
