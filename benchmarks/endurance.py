@@ -423,8 +423,11 @@ def complaints(
             said.append(f"piece {piece.number}: {piece.files_left} files are left")
     some = max(1, len(pieces) // 4)
     for name in ("rank_bytes", "rank_files", "launch_bytes", "launch_files"):
-        first = max(getattr(piece, name) for piece in pieces[:some])
-        last = max(getattr(piece, name) for piece in pieces[-some:])
+        # of both faults: a piece of few kills ends with more ranks, and more files for each
+        first, last = (
+            max(getattr(piece, of) for piece in part for of in (f"first_{name}", name))
+            for part in (pieces[:some], pieces[-some:])
+        )
         if last > MOST_GROWTH * first:
             said.append(f"{name} grew from {first} to {last}")
         for piece in pieces:

@@ -47,6 +47,13 @@ def test_a_good_run_has_no_complaint():
     assert list(endurance.complaints(PIECES, MODEL, MODEL, 8.0)) == []
 
 
+def test_a_last_piece_of_few_kills_has_more_files_and_no_complaint():
+    """A rank has a file for each connection, and connections to dead ranks are gone."""
+    usual = [replace(piece, first_rank_files=38, rank_files=29) for piece in PIECES]
+    cut_short = replace(usual[-1], kills=1, noticed=1, rank_files=38)
+    assert list(endurance.complaints([*usual, cut_short], MODEL, MODEL, 8.0)) == []
+
+
 @pytest.mark.parametrize(
     "changes, said",
     [
