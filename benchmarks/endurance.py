@@ -12,7 +12,7 @@ them, or two hosts do not hear each other for half a second. No link fault may c
 Dead ranks do not come back within a start of `ecrm launch`. So after some kills the run is stopped,
 and the same command with `--resume auto` goes on with twelve ranks: a piece. After the last fault
 the run trains to its end without faults, in a new folder. Then the same steps are trained without
-any fault.
+any fault. `--go-on` continues a call that was ended: a piece that had not ended counts for nothing.
 
 Checked: equal models; every killed rank noticed, and no other rank lost; faults as often as wanted;
 after each piece no process of the run, no file in the temporary folder of the run, and no further
@@ -147,6 +147,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=0, help="imitated hosts, as root (default 0)")
     parser.add_argument("--seed", default="0", help="of the faults (default 0)")
     parser.add_argument("--output", type=Path, default=Path("runs/endurance"), metavar="DIR")
+    parser.add_argument("--go-on", action="store_true", help="with the pieces of an earlier call")
     parser.add_argument("--csv", type=Path, help="the result once more, as a row of this file")
     given = parser.parse_args()
     if given.hosts and (given.hosts == 1 or RANK_COUNT % given.hosts):
@@ -154,8 +155,11 @@ def main() -> int:
     if given.hosts and (reason := why_not()):
         parser.error(f"--hosts {given.hosts}: {reason}; type the command without --hosts")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # hosts go, too
-    shutil.rmtree(given.output, ignore_errors=True)
-    (given.output / "tmp").mkdir(parents=True)
+    if not given.go_on:
+        shutil.rmtree(given.output, ignore_errors=True)
+        (given.output / "tmp").mkdir(parents=True)
+    elif not (given.output / "pieces.csv").exists():
+        parser.error(f"--go-on: {given.output} has no pieces.csv; type the command without --go-on")
     with ImitatedHosts(given.hosts) if given.hosts else contextlib.nullcontext() as hosts:
         result = endured(given, given.output.absolute(), hosts)
     written(given.output / "result.csv", [result], None)
@@ -168,8 +172,9 @@ def main() -> int:
 
 def endured(given: argparse.Namespace, output: Path, hosts: ImitatedHosts | None) -> dict[str, Any]:
     """All pieces, the end without faults and the calm run, as a row of the result."""
-    data = prepared(output)
-    rng, pieces, began = random.Random(given.seed), list[Piece](), time.monotonic()
+    data, pieces = (output / "data", earlier(output)) if given.go_on else (prepared(output), [])
+    rng = random.Random(f"{given.seed} {len(pieces)}" if pieces else given.seed)
+    began = time.monotonic() - sum(piece.seconds for piece in pieces)
 
     def over(more: int = 0) -> bool:
         done = sum(piece.kills + piece.link_faults for piece in pieces) + more
@@ -179,12 +184,14 @@ def endured(given: argparse.Namespace, output: Path, hosts: ImitatedHosts | None
     while not over():
         pieces.append(disturbed(run, data, hosts, len(pieces), given.every, given.piece, rng, over))
         print(pieces[-1], flush=True)
+        written(output / "pieces.csv", [asdict(piece) for piece in pieces], fields(Piece))
     seconds, steps = time.monotonic() - began, sum(piece.steps for piece in pieces)
     last, most = steps + MORE_STEPS, 4 * LONGEST_PIECE + 2 * seconds
+    for name in ("finished", "calm"):
+        shutil.rmtree(output / name, ignore_errors=True)
     mine, _ = finished(output / "finished", data, hosts, last, run, most)
     undisturbed, calm = finished(output / "calm", data, hosts, last, "auto", most)
     wrong = list(complaints(pieces, mine, undisturbed, given.every))
-    written(output / "pieces.csv", [asdict(piece) for piece in pieces], fields(Piece))
     faults = sum(piece.kills + piece.link_faults for piece in pieces)
     trained = sum(piece.training_steps for piece in pieces)
     training = sum(piece.training_seconds for piece in pieces)
@@ -202,6 +209,16 @@ def endured(given: argparse.Namespace, output: Path, hosts: ImitatedHosts | None
         "model_sha256": mine["model_sha256"],
         "wrong": "; ".join(wrong),
     }
+
+
+def earlier(output: Path) -> list[Piece]:
+    """The pieces of an earlier call."""
+    number = {"int": int, "float": float}
+    with (output / "pieces.csv").open(newline="") as file:
+        return [
+            Piece(**{each.name: number[str(each.type)](row[each.name]) for each in fields(Piece)})
+            for row in csv.DictReader(file)
+        ]
 
 
 def prepared(output: Path) -> Path:

@@ -42,9 +42,9 @@ class PidNotes:
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self._folder = (
-            Path(environ.get(JOB_FOLDER, "/nonexistent")) / f"ecrm-guards-{environ.get(JOB, '')}"
-        )
+        # of this host: hosts may have the folder in common
+        name = f"ecrm-guards-{environ.get(JOB, '')}-{os.uname().nodename}"
+        self._folder = Path(environ.get(JOB_FOLDER, "/nonexistent")) / name
 
     def put(self, rank: int, pid: int, of_rank: int = 0) -> None:
         """Leave the note of a rank's guard; `of_rank` is the pid of the rank, 0 if not known."""

@@ -23,7 +23,7 @@ from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.mapped_folder import files_at
 from ecrm.config.schema import Config
-from ecrm.run.reading import end_of_lines, read_json
+from ecrm.run.reading import Event, EventTail, end_of_lines, read_json
 from ecrm.run.run_lock import LOCK, is_empty, refuse_if_held
 from ecrm.run.session_folders import last_summary, session_folders
 
@@ -187,18 +187,9 @@ def tidy(run_dir: Path) -> str:
     return ended[0] if ended else "killed"
 
 
-def events_of(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """The events in events.jsonl, read line by line; incomplete lines are left out.
-
-    The file of a run of months has gigabytes.
-    """
-    with (
-        contextlib.suppress(OSError),
-        open(run_dir / EVENTS, encoding="utf-8", errors="replace") as lines,
-    ):
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                yield json.loads(line)
+def events_of(run_dir: Path) -> Iterator[Event]:
+    """The events in events.jsonl; incomplete lines are left out."""
+    return EventTail(run_dir / EVENTS).new_events()
 
 
 def lives_of(events: Iterable[dict[str, Any]], ended: str) -> list[dict[str, Any]]:

@@ -22,8 +22,8 @@ NOTHING = np.empty(0, np.uint8)
 
 class Figures(NamedTuple):
     """Counts of a carrier: connections broken, messages sent again, connections refused,
-    connections that said nothing, bytes of messages without acknowledgement, and the address
-    refused last.
+    connections that said nothing, bytes of messages without acknowledgement, the address
+    refused last, and the address that said nothing last.
     """
 
     losses: int
@@ -32,6 +32,7 @@ class Figures(NamedTuple):
     silent: int
     kept_bytes: int
     refused_address: str
+    silent_address: str
 
 
 class Carrier:
@@ -153,11 +154,11 @@ class Carrier:
 
     def figures(self) -> Figures:
         """The counts until now."""
-        counts = (ctypes.c_uint64 * 6)()
+        counts = (ctypes.c_uint64 * 7)()
         self._library.ecrm_carrier_figures(self._at, counts)
-        address = socket.inet_ntoa(struct.pack("=I", counts[5]))
-        losses, resent, refused, silent, kept, _ = counts
-        return Figures(losses, resent, refused, silent, kept, address)
+        losses, resent, refused, silent, kept, *places = counts
+        addresses = (socket.inet_ntoa(struct.pack("=I", place)) for place in places)
+        return Figures(losses, resent, refused, silent, kept, *addresses)
 
     def _marks(self, ranks: Collection[int]) -> bytes:
         return bytes(rank in ranks for rank in range(self._world)) if ranks else bytes(self._world)

@@ -61,6 +61,8 @@ OTHER_FILES = 64
 """Open files of a rank beside a connection to each rank."""
 MORE_FILES = 1024
 """Open files, if allowed: strangers, connections made anew, and the files of the user's program."""
+MANY_SILENT = 100
+"""Connections without a word before a line; a member whose cable loses data makes a few."""
 CLOSE_SECONDS = 2.0
 HEAD_WORDS = 3
 """Words before a packed message: the stamp, the memory apart, and whether the message is apart."""
@@ -125,12 +127,12 @@ class LinkTransport(PackedTransport):
         self.joined, self._head = bool(life), rendezvous.head
         self._beats_to = rendezvous.head if beats_to is None else beats_to
         place = [address, self._carrier.port]
-        self._member = Member(rank, place, self._unheard_pause, life, host)
+        self._member = Member(rank, place, life, host)
         self._socket = machine.socket(
             self._member, rendezvous.run, rendezvous.secret, address, rendezvous.head
         )
         self._carrier.watch(self._socket.socket)
-        self._call_number, self._told_refused = 0, False
+        self._call_number, self._told_refused, self._told_silent = 0, False, False
         self._next_look = self._next_unheard = 0.0
         self._lent: list[np.ndarray] = []
         self.why_closed: Callable[[], str] = lambda: ""
@@ -163,8 +165,8 @@ class LinkTransport(PackedTransport):
                 raise EcrmError(f"rank {self.rank} cannot join the run: {why}")
         # beats before the epoch would have no answer
         self._carrier.lease(*self._beats_to, self._keep_alive, self._member.beats)
-        self._begin_lease()
         self._begin_epoch()
+        self._begin_lease()
 
     def agree_alike(self, flag: bool, word: int | None) -> tuple[bool, bool]:
         """As in `Transport`; a rank may see `PeerFailure` beside results on other ranks."""
@@ -179,6 +181,7 @@ class LinkTransport(PackedTransport):
             self._check_stamp(sender, AGREE, theirs[0])
             bits &= theirs[1]
             far *= 2
+        self._end()
         return meaning_of(bits)
 
     def shrink(self, admit: Admit = Admit.NO) -> None:
@@ -238,8 +241,8 @@ class LinkTransport(PackedTransport):
                     f"rank {self.rank}: not all ranks have joined within {JOIN_SECONDS:.0f} s; "
                     f"the head is {head[0]}:{head[1]}"
                 )
+        self._begin_epoch()  # first: the head counts a rank with a lease as connected
         self._begin_lease()
-        self._begin_epoch()
 
     def _begin_lease(self) -> None:
         """Begin the lease of a member; without an answer the process ends, and does no harm."""
@@ -295,6 +298,7 @@ class LinkTransport(PackedTransport):
             if rank not in came:
                 came[rank] = self._receive_message(rank, kind)
         self._flush()
+        self._end()
         came[self.rank] = packed[self.live.index(self.rank)], []
         return {rank: came[rank] for rank in self.live}
 
@@ -395,6 +399,11 @@ class LinkTransport(PackedTransport):
         self._turn()
         self._heed()
 
+    def _end(self) -> None:
+        """A call ends: take reports back of ranks heard again, since the next look may be far."""
+        if self._member.reported:
+            self._turn()
+
     def _look(self) -> None:
         """Look for news in a wait. Raises PeerFailure after a death, and after a shrink."""
         self._news()
@@ -413,15 +422,23 @@ class LinkTransport(PackedTransport):
             self._told_to_stop = True
             os.kill(os.getpid(), self._member.stop)
         now = self._clock()
-        if now < self._next_look or self._told_refused:
-            return
-        self._next_look = now + REPEAT_SECONDS
+        if now >= self._next_look and not (self._told_refused and self._told_silent):
+            self._next_look = now + REPEAT_SECONDS
+            self._tell_of_strangers()
+
+    def _tell_of_strangers(self) -> None:
         figures = self._carrier.figures()
-        if figures.refused:
+        if figures.refused and not self._told_refused:
             self._told_refused = True
             _say(
                 f"ecrm: rank {self.rank}: {figures.refused_address} is no member of this run: "
                 "refused (told once)"
+            )
+        if figures.silent >= MANY_SILENT and not self._told_silent:
+            self._told_silent = True
+            _say(
+                f"ecrm: rank {self.rank}: {figures.silent} connections said nothing, the last of "
+                f"{figures.silent_address}: closed (told once)"
             )
 
     def _heed(self) -> None:
@@ -437,15 +454,20 @@ class LinkTransport(PackedTransport):
     def _unheard(self) -> list[int] | None:
         """Live ranks without a byte for too long; `None` between two looks."""
         now = self._clock()
-        if now < self._next_unheard:
+        is_early = now < self._next_unheard
+        asked = self._member.reported if is_early else self.live
+        if is_early and not asked:
             return None
-        self._next_unheard = now + self._unheard_pause
         away = self._away()
-        return [
+        unheard = [
             rank
-            for rank in self.live
+            for rank in asked
             if rank not in away and self._carrier.down(rank) > self._unheard_seconds
         ]
+        if is_early and len(unheard) == len(asked):
+            return None
+        self._next_unheard = now + self._unheard_pause
+        return unheard
 
     def _away(self) -> frozenset[int]:
         """This rank, and ranks that are dead or have left."""

@@ -76,7 +76,7 @@ refuses connections of the epoch.
 START_KEEP_ALIVE = 10.0
 """The least keep-alive time of a rank until its first epoch, while all ranks of a host load torch.
 
-A rank without an epoch can harm nobody.
+A rank without a call can harm nobody.
 """
 HEAD_PATIENCE = 1.0
 """Share of the keep-alive time for which the head waits for a beat.
@@ -85,14 +85,16 @@ More than the patience of clients (`ecrm.process.remote_agent`), which tell the 
 """
 FORGOTTEN = 0.15
 """Share of the keep-alive time after which a pair without a report is forgotten."""
-LASTING = 0.1
-"""Share of the keep-alive time for which a pair must have been reported to count."""
+LASTING = 1.5
+"""Pauses between two reports for which a pair must have been reported to count."""
+TAKINGS_BACK = 3
+"""Messages that take a report of unheard ranks back."""
 MOST_UNHEARD_PAUSE = 0.1
 """Seconds between two reports of a member on unheard ranks; less for a short keep-alive time."""
 
 
 def unheard_pause(keep_alive: float) -> float:
-    """The seconds between two reports of a member: a fourth of the time to forget a pair."""
+    """The seconds between two reports: at most a fourth of the time to forget a pair."""
     return min(MOST_UNHEARD_PAUSE, FORGOTTEN / 4 * keep_alive)
 
 
@@ -106,15 +108,17 @@ Message = dict[str, Any]
 """Values are those of JSON. `is` names the kind; `rank` and `epoch` are the sender's."""
 
 
-def chosen(pairs: Collection[tuple[int, int]]) -> set[int]:
+def chosen(pairs: Collection[tuple[int, int]], joined: Mapping[int, int] | None = None) -> set[int]:
     """The hosts to give up, by place in the hosts file, to leave no pair.
 
-    Hosts are chosen in turn: the host in most pairs, of several such hosts the last.
+    Hosts are chosen in turn: the host in most pairs, of several such hosts the host that has joined
+    last, then the last by place. `joined` has the epoch of the last join of a host: a host that
+    has come back over a cut link must not cost a host with rows.
     """
-    gone: set[int] = set()
+    since, gone = joined or {}, set[int]()
     while left := [pair for pair in pairs if not gone & set(pair)]:
         count = Counter(host for pair in left for host in pair)
-        gone.add(max(count, key=lambda host: (count[host], host)))
+        gone.add(max(count, key=lambda host: (count[host], since.get(host, 0), host)))
     return gone
 
 
@@ -152,6 +156,8 @@ class Head:
         self._newcomers = 0
         self._lives: dict[int, str] = {}
         self._joins: Counter[int] = Counter()
+        self.joined: dict[int, int] = {}
+        """The epoch of the last join, by the place of a host."""
         self._now, self._first_join, self._told_missing = 0.0, math.inf, False
         self._departed: set[int] = set()
         self.epoch = 1
@@ -363,6 +369,7 @@ class Head:
         self._hosts[rank], self._place[rank] = host, self._names.index(host)
         self._lives[rank], self._places[rank], self._answered[rank] = life, at, self._now
         self._joins[rank] += 1
+        self.joined[self._place[rank]] = self.epoch
         self._leased.add(rank)
 
     def _tell_epoch(self, rank: int) -> None:
@@ -439,14 +446,14 @@ class Head:
                 for rank, peers in self._pairs.items()
                 for peer, (first, last) in peers.items()
                 # not on a few reports: the link may be up again
-                if last - first >= LASTING * self._keep_alive
+                if last - first >= LASTING * unheard_pause(self._keep_alive)
                 and self._hears(rank)
                 and self._hears(peer)
             )
         }
         if not pairs:
             return
-        for place in sorted(chosen(pairs)):
+        for place in sorted(chosen(pairs, self.joined)):
             one, other = (self._names[end] for end in min(p for p in pairs if place in p))
             host = self._names[place]
             apart = (
@@ -493,7 +500,6 @@ class Member:
         self,
         rank: int,
         at: Sequence[Any],
-        unheard_pause: float = MOST_UNHEARD_PAUSE,
         life: str = "",
         host: str = "",
     ) -> None:
@@ -501,10 +507,12 @@ class Member:
 
         A process that joins a run under way has a `life`, and the name of its `host`.
         """
-        self.rank, self._at, self._unheard_pause = rank, list(at), unheard_pause
+        self.rank, self._at = rank, list(at)
         self._life, self._host = life, host
-        self._next = self._next_unheard = 0.0
-        self._told_unheard = False
+        self._next = 0.0
+        self.reported: tuple[int, ...] = ()
+        """The ranks of the last report of unheard ranks."""
+        self._takings_back = 0
         self._pause = REPEAT_SECONDS
         self._news, self._told_news = 0, math.inf
         self.phase = Phase.ENTERING if life else Phase.JOINING
@@ -585,6 +593,7 @@ class Member:
         self.places = new.get("at", self.places)
         self.beats = new.get("beats", 0)
         self.phase, self.revoked, self.waiting = Phase.LIVE, False, False
+        self.reported, self._takings_back = (), 0
         self.dead = self.left = frozenset()
         return True
 
@@ -602,13 +611,14 @@ class Member:
     def due(self, now: float, unheard: Collection[int] | None = None) -> list[Message]:
         """The messages to send now; `unheard` are the ranks without a byte for too long.
 
-        `None`: nobody has looked.
+        `None`: nobody has looked. Looks without unheard ranks take a report back, a few times,
+        since a message may be lost.
         """
         said: list[Message] = []
-        if unheard is not None and (unheard or self._told_unheard) and now >= self._next_unheard:
-            self._next_unheard = now + self._unheard_pause
-            self._told_unheard = bool(unheard)
-            said.append(self._message("unheard", peers=sorted(unheard)))
+        if unheard is not None and (unheard or self._takings_back):
+            self._takings_back = TAKINGS_BACK if unheard else self._takings_back - 1
+            self.reported = tuple(sorted(unheard))
+            said.append(self._message("unheard", peers=list(self.reported)))
         knows = self.phase is Phase.LIVE and self._told_news <= self._news
         if now >= self._next and not knows:
             longest = {

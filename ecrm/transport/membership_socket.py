@@ -26,7 +26,10 @@ DIGEST_BYTES = 32
 MOST_BYTES = 65_507
 """The longest datagram of UDP: the places and numbers of 1,800 ranks."""
 BEAT = struct.Struct("<Q16sQQQQ")
-"""A beat of a rank, as `Beat` of kernels/links/carrier.h: magic, run, kind, rank, number, news."""
+"""A beat of a rank, as `Beat` of kernels/links/carrier.h: magic, run, kind, rank, number, word.
+
+The word of a beat is whether the rank has begun, of an answer the number of the head's state.
+"""
 BEAT_MAGIC = 0x3174616562726365
 BEATS, ANSWERS = 1, 2
 BUFFER_BYTES = 4 << 20

@@ -261,10 +261,10 @@ class Carrier {
     return ends_[p].fd >= 0 && shutdown(ends_[p].fd, SHUT_RDWR) == 0;
   }
   // connections broken, messages sent again, connections refused, connections that said nothing,
-  // bytes kept, the address refused last
+  // bytes kept, the address refused last, the address that said nothing last
   void figures(uint64_t* out) {
     std::lock_guard<std::mutex> lock(lock_);
-    memset(out, 0, 6 * sizeof *out);
+    memset(out, 0, 7 * sizeof *out);
     for (const End& end : ends_)
       if (end.link) {
         out[0] += end.link->losses();
@@ -274,6 +274,7 @@ class Carrier {
     out[2] = refused_;
     out[3] = silent_;
     out[5] = refused_address_;
+    out[6] = silent_address_;
   }
 
  private:
@@ -289,6 +290,7 @@ class Carrier {
     Reception reception;
     double until;
     uint32_t address;
+    bool greeted = false;
   };
   enum Tag : uint64_t { kPeer = 0, kStranger = 1, kListener = 2, kBeatSocket = 3, kWatched = 4 };
 
@@ -365,8 +367,7 @@ class Carrier {
     for (auto& stranger : strangers_)
       if (stranger) {
         if (now >= stranger->until) {
-          ++silent_;
-          send_away(stranger);
+          said_nothing(stranger);
         } else {
           soon = std::min(soon, stranger->until);
         }
@@ -522,10 +523,7 @@ class Carrier {
         }
         if (strangers_[i]->until < strangers_[slot]->until) slot = i;
       }
-      if (strangers_[slot]) {
-        ++silent_;
-        send_away(strangers_[slot]);
-      }
+      if (strangers_[slot]) said_nothing(strangers_[slot]);
       strangers_[slot].reset(new Stranger{fd, Reception(me_), clock_now() + settings_.greet,
                                           from.sin_addr.s_addr});
       watch(fd, EPOLLIN, kStranger, EPOLL_CTL_ADD, static_cast<uint32_t>(slot));
@@ -538,6 +536,14 @@ class Carrier {
     stranger.reset();
   }
 
+  void said_nothing(std::unique_ptr<Stranger>& stranger) {
+    if (!stranger->greeted) {
+      ++silent_;
+      silent_address_ = stranger->address;
+    }
+    send_away(stranger);
+  }
+
   void stranger_ready(uint32_t slot) {
     std::unique_ptr<Stranger>& stranger = strangers_[slot];
     while (stranger) {
@@ -546,10 +552,7 @@ class Carrier {
       const ssize_t n = recv(stranger->fd, bytes, wanted, 0);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && errno == EAGAIN) return;
-      if (n <= 0) {
-        ++silent_;
-        return send_away(stranger);
-      }
+      if (n <= 0) return said_nothing(stranger);
       const Reception::Step step = stranger->reception.came(bytes, static_cast<size_t>(n));
       if (step == Reception::kMore) continue;
       const Greeting& theirs = stranger->reception.theirs();
@@ -569,6 +572,7 @@ class Carrier {
         if (::send(stranger->fd, answer.data(), answer.size(), MSG_NOSIGNAL) !=
             static_cast<ssize_t>(answer.size()))
           return send_away(stranger);
+        stranger->greeted = true;
         continue;
       }
       const int fd = stranger->fd;
@@ -632,7 +636,7 @@ class Carrier {
   std::vector<std::unique_ptr<Stranger>> strangers_;
   int listener_ = -1, poll_ = -1, beats_ = -1, port_ = 0;
   std::unique_ptr<Lease> lease_;
-  uint64_t news_ = 0, refused_ = 0, silent_ = 0, refused_address_ = 0;
+  uint64_t news_ = 0, refused_ = 0, silent_ = 0, refused_address_ = 0, silent_address_ = 0;
   double last_ = 0, looked_ = 0, paused_until_ = 0;
   bool woken_ = false, stopping_ = false, told_files_ = false;
   std::mutex lock_, sleep_;

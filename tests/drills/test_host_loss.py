@@ -361,6 +361,8 @@ def test_strangers_at_the_ports_of_ranks_are_refused_and_told_of(train, undistur
     told = [line for line in run.output.splitlines() if "is no member of this run" in line]
     assert 1 <= len(told) <= 2, run.output
     assert f"{hosts.head} is no member of this run: refused (told once)" in told[0]
+    quiet = [line for line in run.output.splitlines() if "connections said nothing" in line]
+    assert 1 <= len(quiet) <= 2 and f"the last of {hosts.head}: closed" in quiet[0], run.output
 
 
 def test_the_head_of_the_run_is_killed_and_the_next_launch_goes_on(train, undisturbed_long):
@@ -386,7 +388,7 @@ def test_the_head_of_the_run_is_killed_and_the_next_launch_goes_on(train, undist
     run = training.finish()
     check(run, undisturbed_long, [])
     assert run.output.count("the head of the run died of signal 9") == 2, run.output
-    assert run.output.count("no answer of the head machine in time: rank killed") >= 6
+    assert run.output.count("no answer of the head machine in time: rank killed") == 12, "6 each"
     assert "Traceback" not in run.output
 
 

@@ -89,7 +89,7 @@ def test_what_is_no_run_folder_and_what_is_not_to_be_trusted_is_refused(
     (tmp_path / "notes.txt").write_text("mine")
     assert main(words) == 2 and "neither empty nor the folder of a run" in capsys.readouterr().err
     (tmp_path / "notes.txt").unlink()
-    (tmp_path / "events.jsonl").write_text('{"event": "start"}\n')
+    (tmp_path / "events.jsonl").write_text('{"time": 1.0, "event": "start"}\n')
     (tmp_path / "rejected.json").write_text("{}")
     assert main(words) == 2 and "parity did not match" in capsys.readouterr().err
     del words[words.index("--run-dir") : words.index("--run-dir") + 2]

@@ -178,7 +178,7 @@ def test_strangers_are_refused_without_effect(carriers: list[Carrier]) -> None:
     assert came(carriers[1], 0) == b"still there"
     figures = carriers[1].figures()
     assert figures.losses == 0 and figures.refused >= 250 and figures.silent > 100
-    assert figures.refused_address == ADDRESS
+    assert figures.refused_address == figures.silent_address == ADDRESS
     for stranger in waiting:
         stranger.close()
     assert len(os.listdir("/proc/self/fd")) < 200

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import torch
 from ecrm.base.errors import EcrmError, UsageError
 from ecrm.transport import links
 from ecrm.transport.base import PeerFailure
-from ecrm.transport.links import LinkTransport
+from ecrm.transport.links import MANY_SILENT, LinkTransport
 from ecrm.transport.membership import REPEAT_SECONDS, Admit, Head
 from ecrm.transport.membership_socket import HeadServer, Rendezvous
 
@@ -25,10 +26,15 @@ SECONDS = 20.0
 
 
 @pytest.fixture
-def rendezvous() -> Iterator[Rendezvous]:
+def keep_alive() -> float:
+    return 2.0
+
+
+@pytest.fixture
+def rendezvous(keep_alive: float) -> Iterator[Rendezvous]:
     run, secret = secrets.token_bytes(16), secrets.token_bytes(32)
-    server = HeadServer(Head(["h1", "h1"], 2.0), run, secret, "127.0.0.1", print)
-    yield Rendezvous(run, secret, server.place, 2.0)
+    server = HeadServer(Head(["h1", "h1"], keep_alive), run, secret, "127.0.0.1", print)
+    yield Rendezvous(run, secret, server.place, keep_alive)
     server.close()
 
 
@@ -103,6 +109,79 @@ def test_a_stranger_at_a_rank_is_told_of_once(
     assert on_two_ranks(rendezvous, visited, agrees) == [True, (True, 5)]
     said = capfd.readouterr().err
     assert said == "ecrm: rank 1: 127.0.0.1 is no member of this run: refused (told once)\n"
+
+
+def test_many_connections_without_a_word_are_told_of_once(
+    rendezvous: Rendezvous, capfd: pytest.CaptureFixture
+) -> None:
+    def visited(transport: LinkTransport) -> object:
+        place = transport._member.places[1]
+        for number in range(2 * MANY_SILENT):
+            with socket.create_connection(tuple(place)) as stranger:
+                stranger.sendall(bytes(number % 2))  # nothing, or less than a greeting
+        return transport.agree(True)
+
+    def agrees(transport: LinkTransport) -> object:
+        came = transport.agree(True)
+        deadline = time.monotonic() + SECONDS
+        while transport.figures().silent < 2 * MANY_SILENT or not transport._told_silent:
+            assert time.monotonic() < deadline
+            transport._look()
+        time.sleep(2 * REPEAT_SECONDS)
+        transport._look()
+        return came
+
+    assert on_two_ranks(rendezvous, visited, agrees) == [True, True]
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.startswith("ecrm: rank 1: ")
+    count = int(said.split()[3])
+    assert MANY_SILENT <= count <= 2 * MANY_SILENT
+    assert said.endswith(
+        f"{count} connections said nothing, the last of 127.0.0.1: closed (told once)"
+    )
+
+
+@pytest.mark.parametrize("keep_alive", [20.0])  # long: a rank given up would end this process
+@pytest.mark.parametrize("call", [lambda links: links.agree(True), lambda links: links.share([])])
+def test_a_call_that_ends_takes_a_report_back_at_once(
+    call: Callable[[LinkTransport], object],
+    rendezvous: Rendezvous,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program computes next, and looks no more: the report must not count meanwhile."""
+    reports, heads = [], Head.hear
+
+    def hear(head: Head, now: float, message: dict) -> None:
+        if message.get("is") == "unheard" and message["rank"] == 0:
+            reports.append(message["peers"])
+        heads(head, now, message)
+
+    monkeypatch.setattr(Head, "hear", hear)
+
+    def waits(transport: LinkTransport) -> object:
+        carrier, came = transport._carrier, threading.Event()
+        receive = carrier.receive
+
+        def receives(rank: int, seconds: float) -> object:
+            if (message := receive(rank, seconds)) is not None:
+                came.set()
+            return message
+
+        monkeypatch.setattr(carrier, "receive", receives)
+        monkeypatch.setattr(carrier, "down", lambda rank: 0.0 if came.is_set() else SECONDS)
+        call(transport)
+        time.sleep(0.3)
+        said = list(reports)
+        call(transport)
+        return said
+
+    def computes(transport: LinkTransport) -> object:
+        time.sleep(0.6)
+        call(transport)
+        call(transport)
+
+    said, _ = on_two_ranks(rendezvous, waits, computes)
+    assert said[0] == [1] and said[-1] == []
 
 
 def test_the_window_fills_and_empties_again(

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,6 +91,19 @@ def test_those_behind_one_that_is_stopped_are_looked_after_too(tmp_path, guard):
         for process in others:
             process.kill()
             process.wait()
+
+
+def test_a_note_of_another_host_is_not_looked_at(tmp_path, guard, monkeypatch):
+    """Hosts may have the job's folder in common: the pid is another process here."""
+    looking = Looking(tmp_path)
+    with monkeypatch.context() as there:
+        there.setattr(os, "uname", lambda: SimpleNamespace(nodename="another"))
+        other = Looking(tmp_path)
+        other.board.put(1, guard.pid)
+        other.board.put_loaded(1)
+    stop(guard)
+    assert looking.at(0.0) == looking.at(10.0) == []
+    assert looking.board.loaded() == 0 and other.board.loaded() == 1
 
 
 def test_one_that_runs_in_between_is_left_alone(tmp_path, guard):

@@ -54,6 +54,7 @@ def begun(tmp_path: Path):
         return trained_by(wanted, config).about()
 
     start = {
+        "time": 1.0,
         "event": "start",
         "script_sha256": first.script.digest,
         "run": run_to_training(first.script, about),

@@ -31,7 +31,7 @@ def saved_over(path: Path, begun: BegunFile, opened: OpenedFile, content: bytes)
 def goes_on(run_dir: Path, from_: Path | None = None) -> Path:
     """A run folder with which --resume auto goes on, from a run before."""
     run_dir.mkdir(exist_ok=True)
-    event = {"event": "start", "resumed": {"from": str(from_ or run_dir), "step": 1}}
+    event = {"time": 1.0, "event": "start", "resumed": {"from": str(from_ or run_dir), "step": 1}}
     (run_dir / "events.jsonl").write_text(json.dumps(event) + "\n")
     return run_dir
 

@@ -90,6 +90,12 @@ def test_other_bits_and_a_run_without_kills_are_named():
     assert list(endurance.complaints(nobody, MODEL, MODEL, 8.0)) == ["nobody was killed"]
 
 
+def test_a_later_call_reads_the_pieces_of_an_earlier_call(tmp_path):
+    rows = [endurance.asdict(piece) for piece in PIECES]
+    endurance.written(tmp_path / "pieces.csv", rows, endurance.fields(endurance.Piece))
+    assert endurance.earlier(tmp_path) == list(PIECES)
+
+
 @pytest.mark.parametrize(("hosts", "kinds"), [(None, {"kill"}), (object(), {"kill", "link"})])
 def test_links_break_between_hosts_alone(hosts, kinds):
     rng = random.Random(0)

@@ -13,7 +13,7 @@ START = {"event": "start", "time": 1.0}
 
 
 def test_the_events_of_a_long_run_are_never_in_memory_together(tmp_path):
-    progress = json.dumps({"event": "progress", "step": 7, "finished": "x" * 1000})
+    progress = json.dumps({"event": "progress", "time": 2.0, "step": 7, "finished": "x" * 1000})
     with open(tmp_path / EVENTS, "w") as file:
         for _ in range(2):
             file.write(json.dumps(START) + "\n")
@@ -26,6 +26,13 @@ def test_the_events_of_a_long_run_are_never_in_memory_together(tmp_path):
         tracemalloc.stop()
     assert [life["seen_step"] for life in lives] == [7, 7]
     assert peak < 1_000_000, "a tenth of the file's 20 MB would be read at once"
+
+
+def test_a_start_behind_a_torn_line_is_read(tmp_path):
+    """A rank was killed while writing, and the next start writes on."""
+    torn = b'{"time": 1.0, "event": "sta'
+    (tmp_path / EVENTS).write_bytes(torn + b'{"time": 2.0, "event": "start"}\n')
+    assert list(events_of(tmp_path)) == [{"time": 2.0, "event": "start"}]
 
 
 def test_a_line_that_is_no_event_is_left_out(tmp_path):

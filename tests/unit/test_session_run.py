@@ -182,7 +182,7 @@ def test_a_resume_with_a_file_of_other_rows_is_told_so(tmp_path):
     def about(begins: str) -> dict:
         return {"table": {"user": {"rows": 9, "begins": begins}}, "seed": 3}
 
-    event = {"event": "start", "run": about("values 1")}
+    event = {"time": 1.0, "event": "start", "run": about("values 1")}
     (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
     check_same(tmp_path, about("values 1"))
     with pytest.raises(UsageError, match="whose table user began with other rows: put the file"):
@@ -195,7 +195,8 @@ def test_a_resume_with_a_file_of_other_rows_is_told_so(tmp_path):
 @pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16")])
 def test_a_run_folder_of_another_dtype_on_the_wire_is_refused(tmp_path, dtypes):
     before, now = (trained(wire_dtype=getattr(torch, name)).about() for name in dtypes)
-    (tmp_path / "events.jsonl").write_text(json.dumps({"event": "start", "run": before}) + "\n")
+    event = {"time": 1.0, "event": "start", "run": before}
+    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
     check_same(tmp_path, before)
     said = f"a run with wire_dtype {dtypes[0]}, here wire_dtype is {dtypes[1]}: name a new folder"
     with pytest.raises(UsageError, match=said):

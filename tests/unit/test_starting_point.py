@@ -240,7 +240,7 @@ def test_a_checkpoint_with_the_dense_part_of_earlier_versions_is_refused_by_name
 def completed(folder: Path, data: Path, **fields: object) -> Path:
     """A complete run as far as `--resume auto` looks at it."""
     run(folder, data, "train.steps=12")
-    (folder / "events.jsonl").write_text('{"event": "start"}\n')
+    (folder / "events.jsonl").write_text('{"time": 1.0, "event": "start"}\n')
     summary = {"completed": True, "steps": 12, "sessions": 1, "ended_early": None, **fields}
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder

@@ -71,7 +71,7 @@ def test_mapped_files_of_another_set_are_refused_unless_told(tmp_path, sets, mon
 
 def test_resume_auto_knows_its_run_whatever_the_versions(tmp_path, sets, monkeypatch):
     config = load_config("tiny", sets)
-    event = {"event": "start", "run": about(config)}
+    event = {"time": 1.0, "event": "start", "run": about(config)}
     (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
     of_another_set(monkeypatch)
     check_same(tmp_path, about(config))

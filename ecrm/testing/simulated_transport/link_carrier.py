@@ -170,7 +170,7 @@ class SimulatedCarrier(Carrier):
         links = self._links.values()
         losses, resent = (sum(getattr(each, what) for each in links) for what in FIGURES)
         kept = sum(link.kept_bytes for link in links)
-        return Figures(losses, resent, self.refused, 0, kept, "0.0.0.0")
+        return Figures(losses, resent, self.refused, 0, kept, "0.0.0.0", "0.0.0.0")
 
     def close(self) -> None:
         """Close all connections, as the system does for a process that ends."""

@@ -274,6 +274,8 @@ class LinkCluster(SimulatedCluster):
     def _returns(self, member: Member) -> bool:
         if not member.dead or self._broken is not None or all(m.gone for m in self._members):
             return False
+        if self._parted:  # the head would choose another host
+            return False
         delay = self._plan.returns()
         if delay is None:
             return False
@@ -424,7 +426,7 @@ class LinkCluster(SimulatedCluster):
         hosts = sorted({self.hosts[rank] for rank in living})
         if len(hosts) < 2:
             return
-        one, other = sorted(self._draw.sample(hosts, 2), key=self.hosts.index)
+        one, other = sorted(self._draw.sample(hosts, 2), key=self._turn_of)
         chance = self._draw.random()
         if chance < 0.5:
             self._reset(one, other)
@@ -433,7 +435,7 @@ class LinkCluster(SimulatedCluster):
         elif chance < 0.8:
             self._cut(one, self._draw.choice((other, HEAD)), SHORT_CUT * self.faults.keep_alive)
             self.mix[CUTS] += 1
-        elif self._partings:
+        elif self._partings and not self._entering:
             # of two hosts that do not hear each other the head gives up the last
             end, lost = self._draw.choice(((one, other), (HEAD, one)))
             ranks = [rank for rank in living if self.hosts[rank] == lost]
@@ -443,6 +445,11 @@ class LinkCluster(SimulatedCluster):
                 self._cut(end, lost, math.inf)
                 self._parted = end, lost
                 self.mix[PARTINGS] += 1
+
+    def _turn_of(self, host: int) -> tuple[int, int]:
+        """The place of a host among hosts that do not hear each other, as in `chosen`."""
+        place = list(dict.fromkeys(self.hosts)).index(host)
+        return self.head.joined.get(place, 0), place
 
     def _reset(self, one: int, other: int) -> None:
         """Reset all connections between two hosts."""
