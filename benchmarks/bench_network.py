@@ -124,7 +124,7 @@ def torchrec(
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
-                    start_new_session=True,
+                    process_group=0,  # one session for all, as hosts of ECRM have
                     env={**os.environ, **ENVIRONMENT, "GLOO_SOCKET_IFNAME": "eth0"},
                 )
             )

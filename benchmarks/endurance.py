@@ -110,7 +110,10 @@ class Piece:
 
 
 Numbers = tuple[int, ...]
-"""The largest memory and number of open files of the ranks, then of the launch and its children."""
+"""The largest memory and number of open files of the ranks, then of the launch and its children.
+
+On hosts without the connections to live ranks.
+"""
 
 
 @dataclass
@@ -322,9 +325,11 @@ def disturbed(
             if hosts is not None:
                 entries = [{**e, "pid": pids.get((e["host"], e["pid"]), 0)} for e in entries]
             live = [entry["pid"] for entry in entries if entry["live"]]
+            # fewer connections after kills are no room for a leak
+            peers = max(len(live) - 1, 0) if hosts is not None else 0
             numbers: Numbers = (
                 max(map(memory, live), default=0),
-                max(map(open_files, live), default=0),
+                max(map(open_files, live), default=0) - peers,
             )
             if wanted == "link":
                 assert hosts is not None
@@ -440,7 +445,7 @@ def complaints(
             said.append(f"piece {piece.number}: {piece.files_left} files are left")
     some = max(1, len(pieces) // 4)
     for name in ("rank_bytes", "rank_files", "launch_bytes", "launch_files"):
-        # of both faults: a piece of few kills ends with more ranks, and more files for each
+        # of both faults: a piece of few kills ends with more ranks, and more files of the launch
         first, last = (
             max(getattr(piece, of) for piece in part for of in (f"first_{name}", name))
             for part in (pieces[:some], pieces[-some:])

@@ -6,6 +6,7 @@ import pytest
 
 from support.explorer import explore
 from support.protocol_model import (
+    DEAD,
     DONE,
     ENTER,
     FINISH,
@@ -168,3 +169,23 @@ def test_a_returned_rank_joins_and_is_welcomed():
     found = explore(Watched())
     assert not found.wrong and found.states == 8_549
     assert seen >= {ENTER, WELCOME, SPREAD_AGREE, FINISH, DONE}
+
+
+def test_a_rank_that_returns_over_a_cut_link_is_lost_again_alone():
+    """Some state of the model has the second loss, and no state a loss of the other end."""
+    bounded, lost = model(**PARTS, returns=1), set()
+
+    class Watched:
+        def __getattr__(self, name):
+            return getattr(bounded, name)
+
+        def wrong(self, state):
+            if state.cut and state.cut.other < len(state.ranks):
+                ends = (state.ranks[state.cut.one], state.ranks[state.cut.other])
+                if sum(this.life for this in ends):
+                    lost.add(tuple((this.life, this.at == DEAD) for this in ends))
+            return bounded.wrong(state)
+
+    found = explore(Watched())
+    assert not found.wrong
+    assert lost == {((0, False), (1, False)), ((0, False), (1, True))}

@@ -3,9 +3,10 @@
 Four ranks train some steps. Each rank holds a shard with data and parity; some ranks hold the dense
 replica. A head decides on the members. Faults: ranks die at any instant, a link is cut for good
 (between two ranks, or between a rank and the head), and a call fails although nobody died. A dead
-rank may return: its new process waits, and joins right after a commit. A model has no bytes: the
-value of a shard is the number of updates of the rows, so a calm run ends with the number of steps
-everywhere. Any two of the four units of a stripe give back the other two.
+rank may return: its new process waits, and joins right after a commit. It may return over a link
+that is still cut; the link may be mended while an end is lost. A model has no bytes: the value of a
+shard is the number of updates of the rows, so a calm run ends with the number of steps everywhere.
+Any two of the four units of a stripe give back the other two.
 
 A state is a `State` of small tuples. `Model.steps(state)` gives every possible next state with a
 label; `Model.wrong(state)` the broken promise, if any. `Model.progress(state)` grows in every step,
@@ -210,6 +211,8 @@ class Model:
                     yield f"{rank} fails alone {this.at}", failed
         yield from self._returns(state)
         yield from self._cuts(state)
+        if state.left[3] and self._has_lost_an_end(state):
+            yield "the cut is mended", state._replace(cut=None)
         yield from self._head(state)
 
     def progress(self, state: State) -> int:
@@ -226,7 +229,8 @@ class Model:
         head = state.head
         known = (head.wanting, head.dead, head.fenced, head.left)
         bits = sum(each.bit_count() for each in known)
-        return ranks + 100 * head.epoch + bits - 10 * sum(state.left)
+        mended = state.cut is None and state.left[1] < self.cuts
+        return ranks + 100 * head.epoch + bits - 10 * sum(state.left) + mended
 
     # Faults.
 
@@ -248,7 +252,8 @@ class Model:
         for rank, this in enumerate(state.ranks):
             bit = 1 << rank
             known = not state.head.live & bit or (at_once and state.head.dead & bit)
-            if this.at != DEAD or not known or state.head.waiting & bit:
+            unheard = self._is_cut(state, rank)
+            if this.at != DEAD or not known or state.head.waiting & bit or unheard:
                 continue
             own = 0 if self.mistake == "a newcomer has a replica of its own" else -1
             new = Rank(ENTER, 0, calls=0, commits=-1, dense=own, life=this.life + 1, new=True)
@@ -290,6 +295,15 @@ class Model:
                     calls = tuple(state.ranks[end].calls for end in (one, other) if end != HEAD)
                     cut = Cut(one, other, state.ranks[one].epoch, (*calls, 0)[:2])
                     yield f"cut {one} {other}", state._replace(cut=cut, left=left)
+
+    def _has_lost_an_end(self, state: State) -> bool:
+        """Whether a rank at an end of the cut link is dead, and no member."""
+        cut = state.cut
+        return cut is not None and any(
+            state.ranks[end].at == DEAD and not state.head.live >> end & 1
+            for end in (cut.one, cut.other)
+            if end != HEAD
+        )
 
     # Calls.
 
@@ -646,8 +660,10 @@ class Model:
                 state.ranks[end].at in (DONE, REFUSED) for end in (cut.one, cut.other)
             ):
                 both = self.mistake == "both ends of a cut are fenced"
-                found = head._replace(fenced=head.fenced | (ends if both else 1 << cut.other))
-                yield f"head fences {cut.other}", self._advanced(state, found)
+                # a rank that has come back, else the last
+                last = max((state.ranks[end].life, end) for end in (cut.one, cut.other))[1]
+                found = head._replace(fenced=head.fenced | (ends if both else 1 << last))
+                yield f"head fences {last}", self._advanced(state, found)
 
     def _is_cut(self, state: State, rank: int) -> bool:
         """Whether the link of a rank to the head is cut."""
@@ -679,8 +695,11 @@ class Model:
             for shard in state.shards
         )
         cut = state.cut
-        if cut and any(ranks[end].at == DEAD for end in (cut.one, cut.other) if end != HEAD):
-            cut = None
+        if cut:  # no call of an earlier epoch is under way
+            cut = cut._replace(epoch=0, calls=(0, 0))
+            ends = (end for end in (cut.one, cut.other) if end != HEAD)
+            if not state.left[3] and any(ranks[end].at == DEAD for end in ends):
+                cut = None
         head = Head(head.epoch + 1, staying | newcomers, waiting=head.waiting & ~newcomers)
         return state._replace(ranks=ranks, shards=shards, cut=cut, head=head)
 
@@ -719,8 +738,12 @@ class Model:
                 return f"the dense replica of rank {rank} is not that of commit {this.committed}"
         lost = sum((this.at == DEAD) + this.life for this in state.ranks)
         cut_off = lost - (self.deaths - state.left[0])
-        if cut_off > self.cuts - state.left[1]:
-            return "a cut costs more than one rank"
+        again = self.returns - state.left[3]
+        if state.cut:
+            ends = (end for end in (state.cut.one, state.cut.other) if end != HEAD)
+            again = sum(state.ranks[end].life for end in ends)
+        if cut_off > (self.cuts - state.left[1]) * (1 + again):
+            return "a cut costs more than one rank, and one for each return of an end"
         commits = {this.committed for _, this in stepping}
         if commits and max(commits) - min(commits) > 1:
             return f"ranks of an epoch stand at commits {sorted(commits)}"
