@@ -70,6 +70,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         [
             "tests/unit/test_protection_kinds.py",
             "tests/unit/test_advice.py",  # configs that a kind does not allow
+            "tests/unit/test_config_load.py",  # the words of the refusals
             *simulated(*REDUNDANCY),
             *SCHEDULES,
             *simulated("test_stateless", "test_mapped"),
