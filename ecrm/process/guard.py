@@ -34,7 +34,7 @@ from ecrm.process.farewell import OTHERS_SECONDS
 from ecrm.process.fork_server import Born, Ends, Tether, join, send_order
 from ecrm.process.lifeline import Lifeline
 from ecrm.process.neighbours import AwakeClock, Neighbours, PidNotes, StoppedTimer
-from ecrm.process.preflight import say_once
+from ecrm.process.preflight import HOST, say_once
 from ecrm.process.remote_agent import GUARD_PATIENCE
 from ecrm.process.startup import NO_TORCH, THE_START, Startup, died
 from ecrm.process.title import name_guard
@@ -339,12 +339,12 @@ def _bury(rank: Born) -> None:
 def _end_start(trouble: str, startup: Startup, quietly: bool = False) -> NoReturn:
     """End a run before its begin, after the rank has died.
 
-    One guard of this host prints the reason; all guards end with the same exit code.
+    One guard of this host prints the reason, and the first to leave gives mpirun the exit code.
     """
     startup.kill_strays()
     if not quietly:
         say_once(f"ecrm: error: {trouble}", about=THE_START)
-    os._exit(Unrecoverable.exit_code)
+    _leave(Unrecoverable.exit_code)
 
 
 def _read(descriptor: int) -> bytes:
@@ -355,8 +355,14 @@ def _read(descriptor: int) -> bytes:
 
 
 def _leave(code: int | None) -> NoReturn:
-    """End with the announced exit code of the rank, else by SIGKILL, noticed by all."""
-    if code is not None:
+    """End with the announced exit code of the rank, else by SIGKILL, noticed by all.
+
+    Of the guards of a host only the first ends with an exit code other than 0. mpirun counts such
+    an end twice, and then takes the job for ended too early: the end of a later rank finds freed
+    memory in mpirun, and mpirun crashes or hangs (Open MPI 5.0.11, docs/decisions/ulfm.md).
+    """
+    notes = PidNotes({} if HOST in os.environ else os.environ)  # an agent wants all exit codes
+    if code == 0 or (code is not None and notes.is_first_to_leave()):
         os._exit(code)
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -20,6 +20,7 @@ from ecrm.process.preflight import JOB_FOLDER
 
 JOB, RANK = "PMIX_NAMESPACE", "PMIX_RANK"
 LOADED = "loaded-"
+FIRST = "first-to-leave"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,17 @@ class PidNotes:
                     pid, began, of_rank = (self._folder / name).read_text().split()
                     notes[int(name)] = Note(int(pid), began, int(of_rank))
         return notes
+
+    def is_first_to_leave(self) -> bool:
+        """Whether this call is the first of all guards of this host; `True` without a folder."""
+        try:
+            file = os.open(self._folder / FIRST, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        except FileExistsError:
+            return False
+        except OSError:
+            return True
+        os.close(file)
+        return True
 
     def living(self) -> set[int]:
         """The ranks with a note and a living process."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ecrm.process.neighbours import JOB, RANK
-from ecrm.process.preflight import JOB_FOLDER
+from ecrm.process.preflight import HOST, JOB_FOLDER
 from support.drilling import is_dying, is_running, niceness
 
 # The rank prints its pid, notes SIGINT and ends with 7 when it is told to.
@@ -101,6 +101,37 @@ def test_a_rank_asked_to_stop_before_mpi_is_up_has_its_limit_still():
         assert "asked\n" in iter(guard.stdout.readline, "")
         assert guard.wait(20) == 3 and not is_running(rank)
         assert guard.stderr.read() == "", "it was asked to stop"
+
+
+@pytest.mark.parametrize(
+    ("host", "codes"),
+    [
+        pytest.param({}, [-signal.SIGKILL, 7], id="of mpirun"),
+        pytest.param({HOST: "a"}, [7, 7], id="of an agent"),
+    ],
+)
+def test_mpirun_gets_the_error_code_of_a_single_rank(tmp_path, host, codes):
+    """mpirun counts an end by an error code twice, and may crash then."""
+    program = PROGRAM.format(before="", after="", hang=5.0, stuck=0.0, gpu_hang=10.0)
+    job = {**os.environ, JOB_FOLDER: str(tmp_path), JOB: "job", **host}
+    guards = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**job, RANK: str(rank)},
+        )
+        for rank in range(2)
+    ]
+    for guard in guards:
+        assert guard.stdout.readline()
+    for guard in guards:
+        guard.stdin.write("\n")
+        guard.stdin.flush()
+    for guard in guards:
+        guard.communicate(timeout=20)
+    assert sorted(guard.returncode for guard in guards) == codes
 
 
 def test_both_stopped_for_longer_than_allowed_and_the_guard_continued_first_go_on(start):

@@ -144,6 +144,18 @@ def test_ranks_that_run_are_awaited_for_a_time(tmp_path, guard, how):
     assert 0.2 < time.monotonic() - began < 10
 
 
+def test_a_single_guard_of_a_host_is_the_first_to_leave(tmp_path):
+    first, second = Looking(tmp_path).board, Looking(tmp_path, rank=1).board
+    first.put(0, os.getpid())
+    assert first.is_first_to_leave()
+    assert not second.is_first_to_leave() and not first.is_first_to_leave()
+
+
+def test_without_a_folder_every_guard_is_the_first_to_leave(tmp_path):
+    board = Looking(tmp_path / "nowhere").board
+    assert board.is_first_to_leave() and board.is_first_to_leave()
+
+
 def kill(process: subprocess.Popen) -> None:
     process.kill()
     process.wait()
