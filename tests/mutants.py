@@ -71,6 +71,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             "tests/unit/test_protection_kinds.py",
             "tests/unit/test_advice.py",  # configs that a kind does not allow
             "tests/unit/test_config_load.py",  # the words of the refusals
+            "tests/unit/test_transport_spread.py",  # rows and gradients of many slots at once
             *simulated(*REDUNDANCY),
             *SCHEDULES,
             *simulated("test_stateless", "test_mapped"),

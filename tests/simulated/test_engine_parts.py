@@ -15,8 +15,10 @@ from ecrm.engine.computed import Computed
 from ecrm.engine.dense import SlicedSum
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks, StepAborted
+from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
 from ecrm.placement.tables import Table
+from ecrm.placement.view import View
 from ecrm.process.counted_transport import CountedTransport
 from ecrm.protection.rebuild import Group, Rebuild
 from ecrm.run.profile import Profile, ProfiledTransport
@@ -293,6 +295,80 @@ def test_slots_that_live_on_compute_a_step_once_and_wait_for_no_row_when_it_is_d
         [*((step, slot) for step in range(8) for slot in range(2)), *again]
     )
     assert finished[0] - recovered[0] == exchanges
+
+
+@pytest.mark.parametrize(
+    ("shards", "replayed"),
+    [
+        pytest.param((3, 1, 2), True, id="only the lost shard has a new host"),
+        pytest.param((3, 2, 1), False, id="shards of live hosts have new hosts, too"),
+    ],
+)
+def test_a_step_is_replayed_if_only_hosts_of_lost_shards_lack_its_requests(shards, replayed):
+    before = View(epoch=0, live=(0, 1, 2, 3), shards=(0, 1, 2), slots=(1, 2), dense=(1, 2))
+    view = replace(before, epoch=1, live=(1, 2, 3), shards=shards, rebuilding=(0,))
+    lookup = SimpleNamespace(again=lambda context, told: "replayed")
+    replay = StepReplay(4, lookup, before)
+    found = replay.again(SimpleNamespace(view=view), before, view.live, {})
+    assert found == ("replayed" if replayed else None)
+
+
+def test_the_event_of_a_new_layout_counts_every_row_ever_updated_once():
+    workload = Workload(
+        layout="colocated", servers=4, spares=0, steps=8, k=3, m=1, rebuild_rows_per_step=100
+    )
+    cluster, told = SimulatedCluster(4, 0, [PhaseFault(1, 1, "parity")]), []
+
+    def program(transport):
+        hooks = Hooks(
+            phase=lambda step, name: cluster.enter_phase(transport.rank, step, name),
+            event=told.append,
+        )
+        return run_workload(workload, transport, hooks)
+
+    cluster.run(program)
+    [(step, moved)] = {
+        (event.step, event.moved_bytes) for event in told if isinstance(event, events.Reshaped)
+    }
+    records = truth_of(workload).records
+    rows = zip(records[0], records[step], strict=True)
+    updated = [now[(now != at_first).any(1)] for at_first, now in rows]
+    assert moved == sum(each.numel() for each in updated) > 0
+
+
+@pytest.mark.parametrize(
+    ("step", "confirmed", "exact", "kept"),
+    [
+        ("1000", True, True, True),
+        ("1001", True, True, False),
+        ("1000", False, True, False),
+        ("1000", True, False, False),
+    ],
+)
+def test_results_are_kept_for_the_same_step_over_confirmed_exact_rows(step, confirmed, exact, kept):
+    def engine(step, confirmed, exact):
+        state = SimpleNamespace(protection=SimpleNamespace(exact=exact))
+        return SimpleNamespace(step=int(step), confirmed=confirmed, state=state)
+
+    computed = Computed()
+    computed.begin(engine("1000", True, True))
+    computed[0] = "result"
+    computed.begin(engine(step, confirmed, exact))
+    assert computed == ({0: "result"} if kept else {})
+
+
+@pytest.mark.parametrize(
+    ("left", "share"), [({1: 5}, 0.25), ({1: 0, 2: 0}, 1.0), ({1: 2, 2: 3}, 0.75)]
+)
+def test_the_share_rebuilt_is_of_the_rows_of_all_rebuilding_shards(left, share):
+    """A shard without a count is missing as a whole: here 6 data rows and 4 parity rows."""
+    layouts = [SimpleNamespace(data_rows_per_shard=6, parity_rows_per_shard=4)]
+    state = SimpleNamespace(
+        layouts=layouts, view=SimpleNamespace(rebuilding=(1, 2)), rebuild_left=left
+    )
+    assert EngineState.rebuild_fraction.fget(state) == share
+    state.view.rebuilding = ()
+    assert EngineState.rebuild_fraction.fget(state) == 1.0
 
 
 def _shapes():

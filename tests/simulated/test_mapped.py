@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +25,9 @@ from ecrm.checkpoint.mapped_folder import _check_files, hold
 from ecrm.checkpoint.mapped_restore import Reopened, last_commit
 from ecrm.engine.hooks import Hooks
 from ecrm.placement.sparse_optimizer import SparseOptimizer
+from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table
+from ecrm.protection.mapped import MappedProtection
 from ecrm.protection.mapped_files import dense_file, file_access, shard_file, words
 from ecrm.protection.mapped_files.file_access import read_words
 from ecrm.protection.mapped_files.shard_file import ShardFile
@@ -506,6 +509,17 @@ def test_written_bytes_are_the_journal_and_the_rows_where_they_lie(tmp_path):
     file.prepare(1)
     file.commit(1)
     assert file.written_bytes == journal + 7 * store.record_bytes
+
+
+def test_written_bytes_of_a_rank_go_on_after_a_rollback(tmp_path):
+    file, store = _file(tmp_path)
+    _step(file, store, 1)
+    rank = MappedProtection(2, tmp_path, durable=False)
+    rank.files[0, 0], rank._dense = file, SimpleNamespace(written_bytes=5)
+    again = rank.with_shape(StripeShape(2, 1, 0))
+    assert again.written_bytes == rank.written_bytes == file.written_bytes + 5 > 5
+    again.files, again._dense = rank.files, rank._dense
+    assert again.written_bytes == 2 * rank.written_bytes
 
 
 def test_files_that_a_killed_run_has_not_let_go_of_yet_are_waited_for(tmp_path):
