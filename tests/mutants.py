@@ -62,7 +62,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             "tests/unit/test_step_log.py",
             "tests/unit/test_device.py",  # the printed line of a start
             *SCHEDULES,
-            *simulated("test_traffic", "test_checkpoint", "test_session"),
+            *simulated("test_traffic", "test_checkpoint", "test_session", "test_recipe"),
         ],
     ),
     "protection": (
@@ -74,7 +74,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             "tests/unit/test_transport_spread.py",  # rows and gradients of many slots at once
             *simulated(*REDUNDANCY),
             *SCHEDULES,
-            *simulated("test_stateless", "test_mapped"),
+            *simulated("test_stateless", "test_mapped", "test_engine_parts"),
         ],
     ),
     "links": (

@@ -434,6 +434,31 @@ def test_a_step_resumed_after_any_death_comes_to_the_same(monkeypatch, shape, ph
         assert (True, True) in resumed
 
 
+@pytest.mark.parametrize(
+    ("turn", "busy", "chosen"),
+    [
+        (0, {}, 6),
+        (1, {}, 5),
+        (2, {}, 4),
+        (0, {6: 1}, 4),
+        (1, {4: 2, 5: 9, 6: 3}, 4),
+    ],
+)
+def test_the_host_with_the_fewest_rows_decodes_and_equal_hosts_take_turns(turn, busy, chosen):
+    shape = SimpleNamespace(
+        residue_of_unit=lambda shard, unit: 0, shard_of_unit=lambda residue, source: source
+    )
+    rebuild = SimpleNamespace(
+        _shape=shape,
+        _view=SimpleNamespace(shards=(4, 5, 6)),
+        _context=SimpleNamespace(committed=turn),
+        _decoders=Counter(busy),
+    )
+    group = SimpleNamespace(shard=0, unit=0, sources=(0, 1, 2), local=torch.arange(7))
+    assert Rebuild._least_busy(rebuild, group) == chosen
+    assert rebuild._decoders[chosen] == busy.get(chosen, 0) + 7
+
+
 def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_budget(monkeypatch):
     """The first piece after a failure brings nothing else.
 
