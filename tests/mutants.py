@@ -61,8 +61,10 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             *simulated(*RECOVERY, "test_replica_check", "test_agreed_stop", "test_stop"),
             "tests/unit/test_step_log.py",
             "tests/unit/test_device.py",  # the printed line of a start
+            "tests/unit/test_events_registry.py",  # the words of events
             *SCHEDULES,
-            *simulated("test_traffic", "test_checkpoint", "test_session", "test_recipe"),
+            *simulated("test_traffic", "test_checkpoint", "test_session"),
+            *simulated("test_session_data", "test_recipe"),
         ],
     ),
     "protection": (

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ecrm.testing.simulate.workload as workload_module
+from ecrm.device.pinned import rows_to_send
 from ecrm.engine import events
 from ecrm.engine.computed import Computed
 from ecrm.engine.dense import SlicedSum
@@ -334,6 +335,22 @@ def test_the_event_of_a_new_layout_counts_every_row_ever_updated_once():
     rows = zip(records[0], records[step], strict=True)
     updated = [now[(now != at_first).any(1)] for at_first, now in rows]
     assert moved == sum(each.numel() for each in updated) > 0
+
+
+@pytest.mark.parametrize("slots_on", ["cpu", "meta"])
+def test_rows_for_slots_are_pinned_unless_slots_are_on_the_cpu(monkeypatch, slots_on):
+    monkeypatch.setattr(
+        workload_module,
+        "Engine",
+        lambda **given: Engine(**given, slots_on=torch.device(slots_on)),
+    )
+    workload = Workload(servers=1, trainers=1, layout="colocated", protection="none", k=1, m=0)
+
+    def program(transport):
+        return make_engine(workload, transport, Hooks(), lambda: 0.0).state.row_memory
+
+    found = SimulatedCluster(1, 0).run(program).results[0]
+    assert found is (torch.empty if slots_on == "cpu" else rows_to_send)
 
 
 @pytest.mark.parametrize(
