@@ -64,7 +64,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             "tests/unit/test_events_registry.py",  # the words of events
             *SCHEDULES,
             *simulated("test_traffic", "test_checkpoint", "test_session"),
-            *simulated("test_session_data", "test_recipe"),
+            *simulated("test_session_data", "test_recipe", "test_scrub"),
         ],
     ),
     "protection": (

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table
 from ecrm.protection.coding import ReedSolomon
 from ecrm.protection.coding.code import find_wrong_unit
+from ecrm.protection.scrub import Scrub, _Window
 from ecrm.testing.simulate.oracle import truth_of
 from ecrm.testing.simulate.workload import Workload, rows_of, run_workload
 from ecrm.testing.simulated_transport import (
@@ -492,3 +496,15 @@ def test_what_is_laid_out_anew_was_checked_before():
     ] == ["corruption", "reshaped"]
     assert [(event["unit"], event["repaired"]) for event in ran.events] == [(1, True), (4, True)]
     assert ran.tables == [truth_of(workload).tables] and ran.mismatches == 0
+
+
+def test_a_checked_window_forgets_the_use_of_its_own_rows_only():
+    layouts = [SimpleNamespace(periods=4, data_rows_per_shard=8) for _ in range(3)]
+    shape, code = StripeShape(3, 2, 1), SimpleNamespace(coefficients=np.ones((1, 2), np.uint8))
+    scrub = Scrub(shape, code, SimpleNamespace(layouts=layouts), {}, rows_per_step=3)
+    for space in range(3):
+        scrub.used(0, space, torch.arange(8))
+    scrub._window = _Window(1, torch.arange(1, 3))
+    assert scrub.committed() == []
+    used = [scrub._used[0, space].nonzero().squeeze(1).tolist() for space in range(3)]
+    assert used == [[*range(8)], [0, 1, 6, 7], [*range(8)]]
