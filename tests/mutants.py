@@ -77,6 +77,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             *simulated(*REDUNDANCY),
             *SCHEDULES,
             *simulated("test_stateless", "test_mapped", "test_engine_parts"),
+            *simulated("test_pooled_bags"),
         ],
     ),
     "links": (
