@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ecrm.base.errors import LostTouch, StrayRow, Unrecoverable, UsageError
-from ecrm.engine.failures import MOST_FUTILE
+from ecrm.engine.failures import MOST_FUTILE, FailureLog
 from ecrm.engine.hooks import Hooks
 from ecrm.run.gather import gather_results
 from ecrm.run.run_rank import say_why
@@ -216,3 +216,14 @@ def test_a_call_that_keeps_failing_before_there_is_an_engine_ends_the_start():
         f"calls between ranks failed {MOST_FUTILE + 1} times in a row, no rank died, and no "
         f"step was finished in between"
     }
+
+
+def test_a_commit_counts_as_progress_only_for_a_step_never_committed_before():
+    log = FailureLog()
+    log.committed(5)
+    log.futile = 3
+    log.committed(4)
+    log.committed(5)
+    assert log.futile == 3
+    log.committed(6)
+    assert log.futile == 0

@@ -356,6 +356,17 @@ def test_a_row_used_before_it_is_found_is_said_to_be_inexact(rows):
     assert (ran.report.repaired, ran.report.exact) == (1, 0)
 
 
+def test_rows_that_came_ahead_of_a_correction_are_asked_for_anew():
+    """The rows of step 3 come ahead, in the redundancy's exchange of step 2."""
+    workload = _workload(3, 2, steps=8)
+    row = next(row for row in range(ROWS) if {0, 3} <= {*_uses(workload, row, 0, 4)} <= {0, 3})
+    ran = Ran(workload, [Flip(2, "update", 0, row // 3, row % 3)])
+    assert [(event["step"], event["repaired"], event["exact"]) for event in ran.events] == [
+        (3, True, True)
+    ]
+    assert ran.tables == [truth_of(workload).tables] and ran.mismatches == 0
+
+
 def test_without_scrubbing_the_flip_ends_in_another_model():
     workload = _workload(3, 2, scrub_rows_per_step=0)
     ran = Ran(workload, [Flip(2, "dense", 0, _left_alone(workload, 1)[0], 1)])
