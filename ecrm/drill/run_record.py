@@ -70,7 +70,7 @@ class ReshapeRecord:
     """Everything was laid out anew before `step`, over `servers` servers in stripes of k + m.
 
     `time` is the end of the reshape, in seconds since the epoch; `seconds` is how long training
-    waited, and `moved_bytes` the number of bytes sent.
+    waited, and `moved_bytes` counts the bytes of all rows ever updated, each row once.
     """
 
     time: float

@@ -590,7 +590,7 @@ class Reshaped(Event):
     k: Annotated[int, Told("data rows per stripe from now on", "rows")]
     m: Annotated[int, Told("parity rows per stripe from now on", "rows")]
     seconds: Annotated[float, Told("length of the pause", "seconds")]
-    moved_bytes: Annotated[int, Told("bytes that went to another rank", "bytes")]
+    moved_bytes: Annotated[int, Told("bytes of all rows ever updated, each counted once", "bytes")]
     failures_left: FailuresLeft
 
     def line(self, terms: Terms) -> str:

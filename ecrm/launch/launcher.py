@@ -286,7 +286,7 @@ def judge(folder: Path, ending: MpirunEnding, over_hosts: bool = False) -> None:
     code = ending.exit_code
     who = "the watcher of the hosts" if over_hosts else "mpirun"
     how = f"{who} died of {_signal_name(-code)}" if code < 0 else f"{who} ended with {code}"
-    # every rank ended with this code, and the first rank has given the reason
+    # an error of all ranks ended with this code, and the first rank has given the reason
     told = code in (UsageError.exit_code, DataError.exit_code, ScriptFailed.exit_code)
     raise RunFailed(f"the run did not complete ({how}){where}", code if 0 < code < 126 else 1, told)
 

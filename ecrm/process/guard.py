@@ -25,6 +25,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from ecrm.base.errors import Unrecoverable
@@ -34,7 +35,7 @@ from ecrm.process.farewell import OTHERS_SECONDS
 from ecrm.process.fork_server import Born, Ends, Tether, join, send_order
 from ecrm.process.lifeline import Lifeline
 from ecrm.process.neighbours import AwakeClock, Neighbours, PidNotes, StoppedTimer
-from ecrm.process.preflight import HOST, say_once
+from ecrm.process.preflight import LAUNCHERS, say_once
 from ecrm.process.remote_agent import GUARD_PATIENCE
 from ecrm.process.startup import NO_TORCH, THE_START, Startup, died
 from ecrm.process.title import name_guard
@@ -154,7 +155,7 @@ def guard(
     `Parent` is lost; or if the GPU has not answered for `gpu_hang_seconds` (`Guarded.pulse`). The
     guard also kills other guards of this host stopped for `hang_seconds`. When its rank or another
     rank of this host dies before MPI is up, or MPI is not up after `start_seconds`, the guard says
-    so and ends with 3. Call before threads exist and before MPI starts.
+    so and ends the start with 3. Call before threads exist and before MPI starts.
     """
     mpirun = os.getppid()
     hold_signals()
@@ -347,6 +348,13 @@ def _end_start(trouble: str, startup: Startup, quietly: bool = False) -> NoRetur
     _leave(Unrecoverable.exit_code)
 
 
+def _is_of_mpirun() -> bool:
+    """Whether mpirun itself, or its daemon on this host, has started this process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{os.getppid()}/comm").read_text().strip() in (*LAUNCHERS, "prted")
+    return False
+
+
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 64)
@@ -357,12 +365,12 @@ def _read(descriptor: int) -> bytes:
 def _leave(code: int | None) -> NoReturn:
     """End with the announced exit code of the rank, else by SIGKILL, noticed by all.
 
-    Of the guards of a host only the first ends with an exit code other than 0. mpirun counts such
-    an end twice, and then takes the job for ended too early: the end of a later rank finds freed
-    memory in mpirun, and mpirun crashes or hangs (Open MPI 5.0.11, docs/decisions/ulfm.md).
+    Of the guards that mpirun has started on a host, only the first ends with an exit code other
+    than 0. mpirun counts such an end twice, and then takes the job for ended too early: the end of
+    a later rank finds freed memory in mpirun, and mpirun crashes or hangs (Open MPI 5.0.11,
+    docs/decisions/ulfm.md). An agent, or a user's program around the guard, gets every code.
     """
-    notes = PidNotes({} if HOST in os.environ else os.environ)  # an agent wants all exit codes
-    if code == 0 or (code is not None and notes.is_first_to_leave()):
+    if code == 0 or (code is not None and (not _is_of_mpirun() or PidNotes().is_first_to_leave())):
         os._exit(code)
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from ecrm.process.neighbours import JOB, RANK
-from ecrm.process.preflight import HOST, JOB_FOLDER
+from ecrm.process.neighbours import JOB, RANK, PidNotes
+from ecrm.process.preflight import JOB_FOLDER
 from support.drilling import is_dying, is_running, niceness
 
 # The rank prints its pid, notes SIGINT and ends with 7 when it is told to.
@@ -103,35 +105,70 @@ def test_a_rank_asked_to_stop_before_mpi_is_up_has_its_limit_still():
         assert guard.stderr.read() == "", "it was asked to stop"
 
 
-@pytest.mark.parametrize(
-    ("host", "codes"),
-    [
-        pytest.param({}, [-signal.SIGKILL, 7], id="of mpirun"),
-        pytest.param({HOST: "a"}, [7, 7], id="of an agent"),
-    ],
-)
-def test_mpirun_gets_the_error_code_of_a_single_rank(tmp_path, host, codes):
-    """mpirun counts an end by an error code twice, and may crash then."""
-    program = PROGRAM.format(before="", after="", hang=5.0, stuck=0.0, gpu_hang=10.0)
-    job = {**os.environ, JOB_FOLDER: str(tmp_path), JOB: "job", **host}
+@pytest.fixture
+def named_as_mpirun() -> Iterator[None]:
+    """This process has the name of mpirun, as the parent of guards."""
+    comm = Path(f"/proc/{os.getpid()}/comm")
+    name = comm.read_text()
+    comm.write_text("prterun")
+    yield
+    comm.write_text(name)
+
+
+def ends_of_two(folder: Path, program: str, *codes: int) -> list[int]:
+    """The exit codes of two guards of a job, started by this process, in ascending order."""
     guards = [
         subprocess.Popen(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", program.replace("(7)", f"({code})")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
-            env={**job, RANK: str(rank)},
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env={**os.environ, JOB_FOLDER: str(folder), JOB: "job", RANK: str(rank)},
         )
-        for rank in range(2)
+        for rank, code in enumerate(codes)
     ]
-    for guard in guards:
-        assert guard.stdout.readline()
-    for guard in guards:
-        guard.stdin.write("\n")
-        guard.stdin.flush()
-    for guard in guards:
-        guard.communicate(timeout=20)
-    assert sorted(guard.returncode for guard in guards) == codes
+    try:
+        for guard in guards:
+            guard.stdout.readline()  # the rank is up, or the start has failed
+        for guard in guards:
+            with contextlib.suppress(BrokenPipeError):
+                guard.stdin.write(b"\n")
+        for guard in guards:
+            guard.wait(20)
+    finally:
+        for guard in guards:
+            guard.kill()
+            guard.stdin.close()
+            guard.stdout.close()
+    return sorted(guard.returncode for guard in guards)
+
+
+WHOLE = PROGRAM.format(before="", after="", hang=5.0, stuck=0.0, gpu_hang=10.0)
+NEVER_UP = WHOLE.replace("100.0", "1.0").replace("guarded.up()", "time.sleep(60)")
+
+
+@pytest.mark.parametrize(
+    ("codes", "ends"),
+    [
+        pytest.param((7, 7), [-signal.SIGKILL, 7], id="two errors"),
+        pytest.param((0, 7), [0, 7], id="an error beside a success"),
+        pytest.param((0, 0), [0, 0], id="two successes"),
+    ],
+)
+def test_mpirun_gets_the_error_code_of_a_single_rank(tmp_path, named_as_mpirun, codes, ends):
+    """mpirun counts an end by an error code twice, and may crash then."""
+    assert ends_of_two(tmp_path, WHOLE, *codes) == ends
+
+
+def test_mpirun_gets_one_error_code_of_a_start_that_failed(tmp_path, named_as_mpirun):
+    assert ends_of_two(tmp_path, NEVER_UP, 7, 7) == [-signal.SIGKILL, 3]
+
+
+def test_a_program_that_starts_guards_gets_the_error_codes_of_all(tmp_path):
+    """An agent, or a user's program between mpirun and the guard."""
+    PidNotes({JOB_FOLDER: str(tmp_path), JOB: "job"}).put(9, os.getpid())
+    assert ends_of_two(tmp_path, WHOLE, 7, 7) == [7, 7]
 
 
 def test_both_stopped_for_longer_than_allowed_and_the_guard_continued_first_go_on(start):
