@@ -37,7 +37,7 @@ SCHEDULES = [
         "one_fault_too_many_is_refused_or_survived_but_never_wrong",
     )
 ]
-LAYOUT = ["tests/unit/test_placement.py", "tests/unit/test_tables.py"]
+LAYOUT = [f"tests/unit/test_{part}.py" for part in ("placement", "table_places", "tables")]
 RECOVERY = ["test_recovery_traces", "test_engine_parts", "test_ledger", "test_lost_touch"]
 REDUNDANCY = ["test_protections_contract", "test_scrub", "test_chain", "test_replicate"]
 

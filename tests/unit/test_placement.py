@@ -16,7 +16,7 @@ from ecrm.placement.assignment import CannotKeepApart, initial_view, plan_reshap
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, conflicts, failures_left, keeps_apart, mark_whole
-from ecrm.placement.view_change import plan_recovery
+from ecrm.placement.view_change import plan_join, plan_recovery
 from ecrm.testing.simulate.promise import Circle, Violation
 from ecrm.testing.simulate.role_checks import check_apart, check_spares_first
 from support.cpu_time import least_cpu_seconds
@@ -458,3 +458,24 @@ def test_the_loss_of_a_host_of_72_ranks_out_of_14_is_planned_at_once():
     assert not set(after.shards) & set(lost) and not set(after.slots) & set(lost)
     assert failures_left(after, shape) == 1
     assert max(Counter(after.shards).values()) == 2
+
+
+@pytest.mark.parametrize(("slots", "moved"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2)])
+def test_a_rank_that_joins_takes_the_higher_half_of_the_slots_of_another(slots, moved):
+    first = View(0, (0, 1, 2), (0,), tuple(1 + slot % 2 for slot in range(slots)), (1, 2))
+    first = replace(first, domains=(0, 1, 2), slots=(1, 2) if slots == 1 else first.slots)
+    view = replace(first, live=(0, 1), slots=(1,) * slots, dense=(1,))
+    assert plan_join(view, [2], first, 2).slots == (1,) * (slots - moved) + (2,) * moved
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([3], "row 3 of table a"),
+        ([5, 3], "2 rows of table a, row 3 first"),
+        ([10, 3, 15], "row 3 of table a, and rows of 2 more tables"),
+    ],
+)
+def test_rows_of_a_space_are_told_as_rows_of_tables(rows, words):
+    [space] = row_spaces([Table("a", 9, 4), Table("b", 5, 4), Table("c", 5, 4)])
+    assert space.in_words(rows) == words

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ecrm.placement.stripes import StripeShape, row_layouts
-from ecrm.placement.table_places import SPREAD, TablePlaces, place_tables
+from ecrm.placement.table_places import SPREAD, TablePlaces, _homes, place_tables
 from ecrm.placement.tables import MOST_ROWS, Table, row_spaces
 
 SHAPES = [(3, 2, 1), (5, 4, 1), (6, 4, 2), (4, 1, 0), (1, 1, 0)]
@@ -126,3 +126,15 @@ def test_the_places_of_tables_do_not_depend_on_k_and_m():
     spaces = spaces_of(*KAGGLE)
     one, other = (row_layouts(spaces, StripeShape(5, k, m), True)[0] for k, m in ((4, 1), (1, 0)))
     assert one.places.homes == other.places.homes
+
+
+def test_padding_of_more_shards_than_rows_a_shard_has_numbers_of_its_own():
+    places = TablePlaces((2,), (0,), shards=4)
+    local = torch.arange(places.rows_per_shard)
+    numbers = [number for shard in range(4) for number in places.rows_of(shard, local).tolist()]
+    assert sorted(numbers)[:2] == [0, 1] and len(set(numbers)) == len(numbers) == 8
+
+
+def test_tables_go_where_rows_and_lookups_are_fewest():
+    homes, filled, held = _homes([5] * 4, [0.0] * 4, (), [0.2, 0.0], shards=2)
+    assert (homes, filled, held) == ([0, 1, 0, 1], [10.0, 10.0], [0.2, 0.0])
