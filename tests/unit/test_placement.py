@@ -12,7 +12,13 @@ from ecrm.base.errors import Unrecoverable
 from ecrm.engine.engine_events import failure_event
 from ecrm.engine.failures import RecoveryRecord
 from ecrm.placement import view_change
-from ecrm.placement.assignment import CannotKeepApart, initial_view, plan_reshape, spread_shards
+from ecrm.placement.assignment import (
+    CannotKeepApart,
+    _relieved,
+    initial_view,
+    plan_reshape,
+    spread_shards,
+)
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, conflicts, failures_left, keeps_apart, mark_whole
@@ -479,3 +485,12 @@ def test_a_rank_that_joins_takes_the_higher_half_of_the_slots_of_another(slots, 
 def test_rows_of_a_space_are_told_as_rows_of_tables(rows, words):
     [space] = row_spaces([Table("a", 9, 4), Table("b", 5, 4), Table("c", 5, 4)])
     assert space.in_words(rows) == words
+
+
+def test_a_doubled_up_shard_moves_to_a_rank_without_a_shard_and_no_other_shard_moves():
+    shape = StripeShape(4, 2, 1)
+    view = View(3, (0, 1, 2, 3), (0, 1, 1, 2), (0,), (0,), domains=(0, 1, 2, 3))
+    _, moved = _relieved(view, shape, [3])
+    assert sorted(moved.shards) == [0, 1, 2, 3] and moved.epoch == 4
+    assert sum(old != new for old, new in zip(view.shards, moved.shards, strict=True)) == 1
+    assert _relieved(moved, shape, [3]) is None
