@@ -79,13 +79,11 @@ class PidNotes:
 
     def is_first_to_leave(self) -> bool:
         """Whether this call is the first of all guards of this host; `True` without a folder."""
-        try:
-            file = os.open(self._folder / FIRST, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        except FileExistsError:
-            return False
-        except OSError:
-            return True
-        os.close(file)
+        with contextlib.suppress(OSError):
+            try:
+                (self._folder / FIRST).touch(exist_ok=False)
+            except FileExistsError:
+                return False
         return True
 
     def living(self) -> set[int]:
